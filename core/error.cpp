@@ -1,0 +1,66 @@
+// The text forms of errors (core/error.hpp).
+#include "core/error.hpp"
+
+#include <cstring>
+
+namespace headrace {
+
+namespace {
+
+// strerrorname_np ("ENOSPC") where libc has it, beside the sentence of strerror.
+std::string errno_text(int errno_value) {
+  std::string text;
+  char buffer[256] = {};
+  // The GNU variant returns the text, which need not lie in the buffer.
+  text = strerror_r(errno_value, buffer, sizeof buffer);
+  if (const char* name = strerrorname_np(errno_value); name != nullptr) {
+    text += " (";
+    text += name;
+    text += ')';
+  }
+  return text;
+}
+
+void append_one(std::string& text, const Error& error, bool verbose) {
+  text += "error: ";
+  text += error.what;
+  if (!error.why.empty()) {
+    text += "\n  why : ";
+    text += error.why;
+  }
+  if (!error.hint.empty()) {
+    text += "\n  hint: ";
+    text += error.hint;
+  }
+  if (!error.where.empty()) {
+    // The place stands at the end of the last line, or on a line of its own under a bare error.
+    const bool has_detail = !error.why.empty() || !error.hint.empty();
+    text += has_detail ? "  (" : "\n  at  : ";
+    text += error.where;
+    text += has_detail ? ")" : "";
+  }
+  if (verbose) {
+    for (const std::string& line : error.trace) {
+      text += "\n  from: ";
+      text += line;
+    }
+  }
+  text += '\n';
+}
+
+}  // namespace
+
+Error errno_error(std::string what, int errno_value) {
+  return operating_error(std::move(what)).with_why(errno_text(errno_value));
+}
+
+std::string format_error(const Error& error, bool verbose) {
+  std::string text;
+  append_one(text, error, verbose);
+  for (const Error& other : error.others) {
+    text += format_error(other, verbose);
+  }
+  return text;
+}
+
+}  // namespace headrace
