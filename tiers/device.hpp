@@ -1,0 +1,49 @@
+// A device: an arena, a compute queue, and the two links to the host as queues. The CPU implements it both ways (tiers/cpu).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+
+#include "core/error.hpp"
+#include "tiers/queue.hpp"
+
+namespace headrace::tiers {
+
+// The cores of the machine as one resource. On the CPU device the compute queue's OpenMP team and the optimizer's TBB arena both want every
+// core; each operation holds this while it runs, so that two thread pools never fight.
+class Cores {
+ public:
+  [[nodiscard]] std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
+
+ private:
+  std::mutex mutex_;
+};
+
+class Device {
+ public:
+  virtual ~Device() = default;
+  [[nodiscard]] virtual std::string name() const = 0;
+  // True: device memory is host memory, and nothing is copied (h2d and d2h are never used).
+  [[nodiscard]] virtual bool aliases_host() const = 0;
+  [[nodiscard]] virtual Queue& compute() = 0;
+  [[nodiscard]] virtual Queue& h2d() = 0;
+  [[nodiscard]] virtual Queue& d2h() = 0;
+  // A copy as an operation of `link` (h2d() or d2h()); it takes at least bytes / cap where a cap is set.
+  virtual void copy(Queue& link, const char* name, std::uint64_t id, void* target, const void* source, std::size_t bytes) = 0;
+};
+
+struct CpuDeviceOptions {
+  bool aliases_host = true;
+  int compute_threads = 1;                       // OpenMP team of the compute queue
+  std::optional<double> h2d_bytes_per_s;         // caps of the links
+  std::optional<double> d2h_bytes_per_s;
+  Cores* cores = nullptr;                        // held by compute operations while they run; may be null
+};
+
+[[nodiscard]] Result<std::unique_ptr<Device>> make_cpu_device(Runtime& runtime, const CpuDeviceOptions& options);
+
+}  // namespace headrace::tiers

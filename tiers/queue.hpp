@@ -1,0 +1,180 @@
+// Queues and events: the only way that anything asynchronous happens.
+//
+// A Queue is in order: an operation begins after everything submitted to the same queue before it has finished, and after every event that
+// the queue was told to wait for before it. An Event is a value (queue, ticket): it is done when the queue has finished that ticket. Nothing
+// is allocated by submit, record or wait. Kinds: ThreadQueue (tiers/thread_queue.hpp), the NVMe lanes (tiers/nvme/io_lane.hpp), CUDA streams
+// later.
+//
+// Faults: all queues of a Runtime share one fault. The first operation that fails raises it; from then on queues finish their tickets without
+// running bodies, so that nothing derived from a failure is computed or written. Host waits return the fault.
+//
+// Threads: submit, record and wait are called by one scheduler thread per queue; done, wait_host and notify by any thread.
+#pragma once
+
+#include <atomic>
+#include <cstddef>
+#include <cstdint>
+#include <mutex>
+#include <new>
+#include <optional>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <utility>
+
+#include "core/assert.hpp"
+#include "core/error.hpp"
+
+namespace headrace {
+class TraceRecorder;  // core/trace.hpp
+}
+
+namespace headrace::tiers {
+
+class Queue;
+class RaceChecker;
+
+// A range of memory or of a store file that an operation reads or writes; what the race checker compares.
+struct MemorySpan {
+  enum class Space : std::uint8_t { kMemory, kStorage };
+  std::uint64_t begin = 0;  // an address, or an offset in the store
+  std::uint64_t bytes = 0;
+  Space space = Space::kMemory;
+
+  MemorySpan() = default;
+  MemorySpan(const void* data, std::size_t size_bytes) : begin(reinterpret_cast<std::uintptr_t>(data)), bytes(size_bytes) {}
+  static MemorySpan storage(std::uint64_t offset, std::uint64_t size_bytes) {
+    MemorySpan span;
+    span.begin = offset;
+    span.bytes = size_bytes;
+    span.space = Space::kStorage;
+    return span;
+  }
+};
+
+// What an operation is called in traces and race reports, and what it touches. `name` must outlive the operation (string literals).
+struct Operation {
+  const char* name = "";
+  std::span<const MemorySpan> reads;
+  std::span<const MemorySpan> writes;
+  std::uint64_t id = 0;  // the caller's number for it (an index in the plan), for messages
+};
+
+// Preallocated, intrusive: called once when a ticket is finished, on the thread that finished it (must be short and must not block).
+struct Completion {
+  void (*call)(Completion*) = nullptr;
+  std::uint64_t ticket = 0;
+  Completion* next = nullptr;
+};
+
+class Event {
+ public:
+  Event() = default;  // an event that is always done
+  Event(Queue* queue, std::uint64_t ticket) : queue_(queue), ticket_(ticket) {}
+  [[nodiscard]] bool done() const;
+  // Blocks the host until done; returns the runtime's fault if one was raised.
+  [[nodiscard]] Status wait_host() const;
+  [[nodiscard]] Queue* queue() const { return queue_; }
+  [[nodiscard]] std::uint64_t ticket() const { return ticket_; }
+
+ private:
+  Queue* queue_ = nullptr;
+  std::uint64_t ticket_ = 0;
+};
+
+// The first error of any queue of a runtime. Sticky.
+class Fault {
+ public:
+  [[nodiscard]] bool raised() const { return raised_.load(std::memory_order_acquire); }
+  void raise(Error error);  // only the first is kept
+  [[nodiscard]] std::optional<Error> error() const;
+
+ private:
+  std::atomic<bool> raised_{false};
+  mutable std::mutex mutex_;
+  std::optional<Error> error_;
+};
+
+// What the queues of one engine share. Outlives them. `races` and `trace` may be null.
+struct Runtime {
+  Fault fault;
+  RaceChecker* races = nullptr;
+  TraceRecorder* trace = nullptr;
+};
+
+// A callable of bounded size stored in a queue's ring: no allocation. Returns Status or void.
+class Body {
+ public:
+  static constexpr std::size_t kBytesMax = 512;
+  Body() = default;
+  template <class F>
+  explicit Body(F function) {
+    static_assert(sizeof(F) <= kBytesMax, "an operation's captured state must fit in the queue's ring");
+    static_assert(std::is_trivially_copyable_v<F>, "an operation captures plain values and pointers only");
+    new (storage_) F(function);
+    call_ = [](void* storage) -> Status {
+      if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
+        (*static_cast<F*>(storage))();
+        return {};
+      } else {
+        return (*static_cast<F*>(storage))();
+      }
+    };
+  }
+  Status operator()() { return call_(storage_); }
+
+ private:
+  alignas(64) std::byte storage_[kBytesMax] = {};
+  Status (*call_)(void*) = nullptr;
+};
+
+class Queue {
+ public:
+  explicit Queue(Runtime& runtime, std::string name);
+  virtual ~Queue();
+  Queue(const Queue&) = delete;
+  Queue& operator=(const Queue&) = delete;
+
+  [[nodiscard]] const std::string& name() const { return name_; }
+  [[nodiscard]] int index() const { return index_; }  // unique within the process; the race checker's clock
+  [[nodiscard]] Runtime& runtime() { return runtime_; }
+
+  // Puts an operation on the queue. Blocks while the queue's ring is full (back-pressure). The body must not wait for another queue.
+  template <class F>
+  void submit(const Operation& operation, F body) {
+    declare(operation);
+    push(operation, Body(std::move(body)));
+  }
+
+  // An event that is done when everything submitted so far has finished.
+  [[nodiscard]] Event record();
+
+  // Operations submitted later begin after `event`. Waiting for a done event, or for one of this queue, costs nothing.
+  void wait(const Event& event);
+
+  [[nodiscard]] bool done(std::uint64_t ticket) const { return finished_.load(std::memory_order_acquire) >= ticket; }
+  [[nodiscard]] Status wait_host(std::uint64_t ticket);
+  // Calls completion->call when `ticket` is finished; at once, on the caller's thread, if it already is. `completion` stays the caller's.
+  void notify(std::uint64_t ticket, Completion* completion);
+
+ protected:
+  // Implementations: put the operation (or the wait) in the ring, in order; call finish(ticket) as tickets finish.
+  virtual void push(const Operation& operation, Body body) = 0;
+  virtual void push_wait(const Event& event) = 0;
+  // Tells the race checker, if there is one. To be called on the submitting thread by every way of submitting.
+  void declare(const Operation& operation);
+  [[nodiscard]] std::uint64_t next_ticket() { return ++submitted_; }
+  void finish(std::uint64_t ticket);  // tickets finish in ascending order
+
+  Runtime& runtime_;
+
+ private:
+  std::string name_;
+  int index_ = 0;
+  std::uint64_t submitted_ = 0;  // scheduler thread only
+  std::atomic<std::uint64_t> finished_{0};
+  std::mutex waiters_mutex_;
+  Completion* waiters_ = nullptr;
+};
+
+}  // namespace headrace::tiers

@@ -1,0 +1,36 @@
+// A queue whose operations run on a thread of its own, in order.
+//
+// Threads: one worker per queue, named after it, with flush-to-zero set when it starts (core/float_environment.hpp). The ring is bounded:
+// submit blocks when it is full. Destruction finishes what was submitted, then joins.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "tiers/device.hpp"
+#include "tiers/queue.hpp"
+
+namespace headrace::tiers {
+
+struct ThreadQueueOptions {
+  std::size_t capacity = 256;              // operations and waits in the ring
+  Cores* cores = nullptr;                  // held while a body runs; may be null
+  std::function<void()> on_thread_start;   // e.g. sets the OpenMP team's size; may be empty
+};
+
+class ThreadQueue final : public Queue {
+ public:
+  ThreadQueue(Runtime& runtime, std::string name, ThreadQueueOptions options);
+  ~ThreadQueue() override;
+
+ protected:
+  void push(const Operation& operation, Body body) override;
+  void push_wait(const Event& event) override;
+
+ private:
+  struct State;
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace headrace::tiers
