@@ -1,10 +1,13 @@
-// The executor: owns a run's arenas, queues and NVMe engine, and walks the plan's programs over them.
+// The executor: owns a run's arenas, queues and NVMe engine, and walks the plan's programs over
+// them.
 //
-// One scheduler thread (the caller's) calls everything here. A step: the caller's inputs are copied into planned buffers; every instruction is submitted with its
-// waits and leases; the queues are drained; results are read. Between calls nothing runs. Nothing is allocated on the step path.
+// One scheduler thread (the caller's) calls everything here. A step: the caller's inputs are copied
+// into planned buffers; every instruction is submitted with its waits and leases; the queues are
+// drained; results are read. Between calls nothing runs. Nothing is allocated on the step path.
 //
-// Failure: an operation's error raises the runtime's fault; the call returns it; the executor is then unusable (destroy it), the store keeps its last commit
-// (this version: a store written since its last commit is dirty).
+// Failure: an operation's error raises the runtime's fault; the call returns it; the executor is
+// then unusable (destroy it), the store keeps its last commit (this version: a store written since
+// its last commit is dirty).
 #pragma once
 
 #include <cstdint>
@@ -28,31 +31,34 @@ struct ExecutorOptions {
   int compute_threads = 1;
   int optimizer_threads = 1;
   int io_depth = 8;
-  std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s, nvme_read_bytes_per_s, nvme_write_bytes_per_s;
+  std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s, nvme_read_bytes_per_s,
+      nvme_write_bytes_per_s;
 };
 
 // Everything a step needs beside the model. Spans are [accumulate * N]; targets of -1 are masked.
 struct StepInputs {
   std::span<const std::int32_t> tokens;
   std::span<const std::int32_t> targets;
-  std::int64_t unmasked_targets = 0;   // of the whole step, counted by the loader
-  double lr = 0;                       // of this step's update
-  double clip = 0;                     // 0: off
+  std::int64_t unmasked_targets = 0;  // of the whole step, counted by the loader
+  double lr = 0;                      // of this step's update
+  double clip = 0;                    // 0: off
 };
 
 struct NonFinite {
   std::string tensor;
-  std::int64_t element = 0;            // index in the tensor
-  std::int64_t count = 0;              // over all gradients
+  std::int64_t element = 0;  // index in the tensor
+  std::int64_t count = 0;    // over all gradients
 };
 
 struct StepResult {
-  double loss = 0;                     // mean over unmasked targets
-  double grad_norm = 0;                // before clipping
-  std::optional<NonFinite> non_finite; // the step was skipped: no update, the update count did not advance
+  double loss = 0;       // mean over unmasked targets
+  double grad_norm = 0;  // before clipping
+  std::optional<NonFinite>
+      non_finite;  // the step was skipped: no update, the update count did not advance
   double seconds = 0;
-  std::map<std::string, double> stall_seconds;       // by cause: nvme_read, nvme_write, h2d, d2h, optimizer, host
-  std::map<std::string, std::uint64_t> link_bytes;   // nvme_read, nvme_write, h2d, d2h
+  std::map<std::string, double>
+      stall_seconds;  // by cause: nvme_read, nvme_write, h2d, d2h, optimizer, host
+  std::map<std::string, std::uint64_t> link_bytes;  // nvme_read, nvme_write, h2d, d2h
 };
 
 struct PeakMemory {
@@ -64,26 +70,38 @@ class Executor {
   // Fills `out` with the unit's elements [begin, begin + out.size()); padding is zero.
   using ParamSource = std::function<Status(int unit, std::int64_t begin, std::span<float> out)>;
 
-  // `store` may be null where nothing is kept (evaluate, generate) and no unit's home is NVMe. Everything passed by reference outlives the executor.
-  [[nodiscard]] static Result<std::unique_ptr<Executor>> create(tiers::Runtime& runtime, const plan::Plan& plan, const plan::ModelSpec& spec, Model model,
-                                                                tiers::nvme::Store* store, const ExecutorOptions& options);
+  // `store` may be null where nothing is kept (evaluate, generate) and no unit's home is NVMe.
+  // Everything passed by reference outlives the executor.
+  [[nodiscard]] static Result<std::unique_ptr<Executor>> create(tiers::Runtime& runtime,
+                                                                const plan::Plan& plan,
+                                                                const plan::ModelSpec& spec,
+                                                                Model model,
+                                                                tiers::nvme::Store* store,
+                                                                const ExecutorOptions& options);
   virtual ~Executor() = default;
 
-  // A fresh run: weights from `source`, zero state. Units whose home is NVMe are written to the store (which is marked dirty).
+  // A fresh run: weights from `source`, zero state. Units whose home is NVMe are written to the
+  // store (which is marked dirty).
   [[nodiscard]] virtual Status load(const ParamSource& source) = 0;
-  // A resumed run: weights and state of units in memory are read from the store; the update count is set.
+  // A resumed run: weights and state of units in memory are read from the store; the update count
+  // is set.
   [[nodiscard]] virtual Status load_committed(std::int64_t update_count) = 0;
 
-  // One training step. With `held` its update stays pending until the next step or drain(); with `after-backward` it is done on return.
+  // One training step. With `held` its update stays pending until the next step or drain(); with
+  // `after-backward` it is done on return.
   [[nodiscard]] virtual Result<StepResult> step(const StepInputs& inputs) = 0;
-  [[nodiscard]] virtual Status drain() = 0;                 // no-op when nothing is pending
+  [[nodiscard]] virtual Status drain() = 0;  // no-op when nothing is pending
   [[nodiscard]] virtual bool update_pending() const = 0;
-  [[nodiscard]] virtual std::int64_t update_count() const = 0;   // updates that were decided on (applied or pending)
+  [[nodiscard]] virtual std::int64_t update_count()
+      const = 0;  // updates that were decided on (applied or pending)
   // Sum of losses over unmasked targets. Pending updates are drained first.
   [[nodiscard]] virtual Result<double> evaluate(const StepInputs& inputs) = 0;
-  // Plans made with Purpose::kGenerate: logits [vocab] after row `position` of the (single) sequence.
-  [[nodiscard]] virtual Result<std::span<const float>> logits(std::span<const std::int32_t> tokens, std::int64_t position) = 0;
-  // Drains, writes the tiles that live in memory, commits. Returns the bytes written. `step`: steps finished.
+  // Plans made with Purpose::kGenerate: logits [vocab] after row `position` of the (single)
+  // sequence.
+  [[nodiscard]] virtual Result<std::span<const float>> logits(std::span<const std::int32_t> tokens,
+                                                              std::int64_t position) = 0;
+  // Drains, writes the tiles that live in memory, commits. Returns the bytes written. `step`: steps
+  // finished.
   [[nodiscard]] virtual Result<std::uint64_t> commit(std::int64_t step, std::string run_state) = 0;
   // Master weights of a unit's range, wherever they live. Pending updates must have been drained.
   [[nodiscard]] virtual Status read_params(int unit, std::int64_t begin, std::span<float> out) = 0;

@@ -1,4 +1,5 @@
-// The machine profile: measured rates that predictions are made from (machine.toml). Made by the probe of train/, read by `plan` and `train`.
+// The machine profile: measured rates that predictions are made from (machine.toml). Made by the
+// probe of train/, read by `plan` and `train`.
 #pragma once
 
 #include <cstdint>
@@ -6,7 +7,8 @@
 
 namespace headrace::plan {
 
-// Rates are bytes or operations per second. 0 = not measured (the planner then takes a conservative value and says so).
+// Rates are bytes or operations per second. 0 = not measured (the planner then takes a conservative
+// value and says so).
 struct MachineProfile {
   int schema = 1;
   // Fingerprint: a mismatch with the machine at hand is a warning.
@@ -16,14 +18,14 @@ struct MachineProfile {
   std::string kernel;
   // Rates with all cores (of the CPU device).
   double gemm_fp32_flops_per_s = 0;
-  double memory_bytes_per_s = 0;         // stream of Adam's shape: 4 reads, 3 in-place writes
-  double host_copy_bytes_per_s = 0;      // h2d and d2h of the CPU's separate arena, without caps
+  double memory_bytes_per_s = 0;     // stream of Adam's shape: 4 reads, 3 in-place writes
+  double host_copy_bytes_per_s = 0;  // h2d and d2h of the CPU's separate arena, without caps
   double adamw_fp32_params_per_s = 0;
-  double checksum_bytes_per_s = 0;       // one core
-  double nvme_read_bytes_per_s = 0;      // direct I/O on incompressible data, in the store's folder
+  double checksum_bytes_per_s = 0;   // one core
+  double nvme_read_bytes_per_s = 0;  // direct I/O on incompressible data, in the store's folder
   double nvme_write_bytes_per_s = 0;
-  double nvme_mixed_bytes_per_s = 0;     // reads + writes together, half of each
-  std::uint64_t nvme_capacity_bytes = 0; // of the folder's filesystem, for the drive's life
+  double nvme_mixed_bytes_per_s = 0;      // reads + writes together, half of each
+  std::uint64_t nvme_capacity_bytes = 0;  // of the folder's filesystem, for the drive's life
 };
 
 }  // namespace headrace::plan

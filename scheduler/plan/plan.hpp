@@ -1,4 +1,5 @@
-// The planner: pure functions from a model, settings and a machine profile to a plan, which both predicts (`headrace plan`) and drives (`headrace train`).
+// The planner: pure functions from a model, settings and a machine profile to a plan, which both
+// predicts (`headrace plan`) and drives (`headrace train`).
 #pragma once
 
 #include <array>
@@ -18,7 +19,11 @@
 
 namespace headrace::plan {
 
-enum class Home : std::uint8_t { kDevice, kHost, kNvme };            // where a unit's master weights and state live
+enum class Home : std::uint8_t {
+  kDevice,
+  kHost,
+  kNvme
+};  // where a unit's master weights and state live
 enum class Traversal : std::uint8_t { kLayerMajor, kBatchMajor };
 enum class Update : std::uint8_t { kHeld, kAfterBackward };
 enum class Purpose : std::uint8_t { kTrain, kEvaluate, kGenerate };
@@ -30,50 +35,55 @@ enum class Purpose : std::uint8_t { kTrain, kEvaluate, kGenerate };
 // Empty optionals are "auto": the planner chooses.
 struct PlanSettings {
   Purpose purpose = Purpose::kTrain;
-  bool separate_device = false;                       // a device arena of its own with copying links; false: the CPU aliases host memory
-  std::optional<std::size_t> device_memory_bytes;     // cap of the device arena (separate device)
-  std::size_t host_memory_bytes = 0;                  // cap of the host arenas
-  std::size_t device_available_bytes = 0;             // what the caps could be raised to on this machine (for hints)
+  bool separate_device =
+      false;  // a device arena of its own with copying links; false: the CPU aliases host memory
+  std::optional<std::size_t> device_memory_bytes;  // cap of the device arena (separate device)
+  std::size_t host_memory_bytes = 0;               // cap of the host arenas
+  std::size_t device_available_bytes =
+      0;  // what the caps could be raised to on this machine (for hints)
   std::size_t host_available_bytes = 0;
-  std::size_t process_bytes = 0;                      // code, stacks, libraries' scratch, loader: measured at start
+  std::size_t process_bytes = 0;  // code, stacks, libraries' scratch, loader: measured at start
   std::optional<Home> place;
-  std::optional<int> lookahead;                       // pieces beyond the one in use
-  std::optional<std::int64_t> tile_elements;          // a multiple of kBlockElements
+  std::optional<int> lookahead;               // pieces beyond the one in use
+  std::optional<std::int64_t> tile_elements;  // a multiple of kBlockElements
   std::optional<Traversal> traversal;
   std::optional<Update> update;
   Dtype grad = Dtype::kF32;
-  std::optional<double> h2d_cap, d2h_cap, nvme_read_cap, nvme_write_cap;   // bytes per second
-  std::int64_t steps = 0;                             // of the run, for the drive's life; 0: unknown
-  std::optional<double> endurance_bytes;              // of the drive; unknown: 600 TBW per TB of capacity
-  std::string config_name;                            // for hints
+  std::optional<double> h2d_cap, d2h_cap, nvme_read_cap, nvme_write_cap;  // bytes per second
+  std::int64_t steps = 0;                 // of the run, for the drive's life; 0: unknown
+  std::optional<double> endurance_bytes;  // of the drive; unknown: 600 TBW per TB of capacity
+  std::string config_name;                // for hints
 };
 
 // Where one unit's things are. Buffers are indices in Plan::buffers; -1: none.
 struct UnitPlan {
   Home home = Home::kHost;
-  bool pinned = false;               // weights stay on the device (their own buffer)
+  bool pinned = false;  // weights stay on the device (their own buffer)
   std::vector<TileSpec> tiles;
-  int master = -1;                   // home in host or device memory: fp32 weights, the unit's flat layout
-  int state = -1;                    // home in host or device memory: per tile m then v, tiles in order
-  std::vector<std::size_t> state_offset;   // per tile, bytes in `state`; frozen tiles take none
-  int weights = -1;                  // pinned device copy (separate device); the same as master on an aliasing device
-  int gradient = -1;                 // held gradients in host (or device) memory: the unit's flat layout
-  Dtype gradient_storage = Dtype::kF32;    // element type in `gradient`; values are rounded to the run's grad dtype either way
+  int master = -1;  // home in host or device memory: fp32 weights, the unit's flat layout
+  int state = -1;   // home in host or device memory: per tile m then v, tiles in order
+  std::vector<std::size_t> state_offset;  // per tile, bytes in `state`; frozen tiles take none
+  int weights =
+      -1;  // pinned device copy (separate device); the same as master on an aliasing device
+  int gradient = -1;  // held gradients in host (or device) memory: the unit's flat layout
+  Dtype gradient_storage = Dtype::kF32;  // element type in `gradient`; values are rounded to the
+                                         // run's grad dtype either way
 };
 
 struct MemoryRow {
-  std::string purpose;               // weights, gradients, state, activations, logits, workspace, staging, process, reserve
+  std::string purpose;  // weights, gradients, state, activations, logits, workspace, staging,
+                        // process, reserve
   std::uint64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
 };
 
 // The simulated step of one variant.
 struct Prediction {
-  std::string variant;               // first, steady, commit, skipped, evaluation, last
+  std::string variant;  // first, steady, commit, skipped, evaluation, last
   double seconds = 0;
-  double bound_seconds = 0;          // the largest of `busy`
-  std::map<std::string, double> busy_seconds;          // per resource: device, h2d, d2h, nvme, cores
-  std::map<std::string, double> stall_seconds;         // time the device waits, by cause
-  std::map<std::string, std::uint64_t> link_bytes;     // nvme_read, nvme_write, h2d, d2h, commit
+  double bound_seconds = 0;                         // the largest of `busy`
+  std::map<std::string, double> busy_seconds;       // per resource: device, h2d, d2h, nvme, cores
+  std::map<std::string, double> stall_seconds;      // time the device waits, by cause
+  std::map<std::string, std::uint64_t> link_bytes;  // nvme_read, nvme_write, h2d, d2h, commit
 };
 
 struct Plan {
@@ -84,10 +94,10 @@ struct Plan {
   std::int64_t tile_elements = 0;
   Dtype grad = Dtype::kF32;
   bool separate_device = false;
-  bool keep_activations = false;     // otherwise recomputed
+  bool keep_activations = false;  // otherwise recomputed
   // Memory.
   std::vector<Buffer> buffers;
-  std::size_t device_arena_bytes = 0;      // 0 on an aliasing device
+  std::size_t device_arena_bytes = 0;  // 0 on an aliasing device
   std::size_t host_arena_bytes = 0;
   std::vector<UnitPlan> units;
   int lanes = 0;
@@ -95,27 +105,31 @@ struct Plan {
   std::uint64_t device_peak_bytes = 0, host_peak_bytes = 0, nvme_bytes = 0;
   std::uint64_t process_bytes = 0;
   // Buffers the executor and its caller use by role (-1: absent).
-  int tokens_x = -1;                 // host: embedding output of every micro-batch [accumulate, N, C]
-  int targets_host = -1, targets_device = -1;   // int32 [accumulate, N]
-  int losses_device = -1, losses_host = -1;     // double [accumulate]
-  int row_accumulators = -1;         // host: embedding row sums [slots, C]
-  int logits_host = -1;              // generate: [vocab]
+  int tokens_x = -1;  // host: embedding output of every micro-batch [accumulate, N, C]
+  int targets_host = -1, targets_device = -1;  // int32 [accumulate, N]
+  int losses_device = -1, losses_host = -1;    // double [accumulate]
+  int row_accumulators = -1;                   // host: embedding row sums [slots, C]
+  int logits_host = -1;                        // generate: [vocab]
   // Programs (empty where the purpose has none).
-  Program compute;                   // forward and backward, no pending updates
-  Program compute_held;              // the same, each unit updated as forward approaches it
-  Program drain;                     // pending updates only
-  Program evaluation;                // forward and loss; for kGenerate: forward and logits of one row
+  Program compute;       // forward and backward, no pending updates
+  Program compute_held;  // the same, each unit updated as forward approaches it
+  Program drain;         // pending updates only
+  Program evaluation;    // forward and loss; for kGenerate: forward and logits of one row
   std::vector<Prediction> predictions;
   // The drive.
   std::uint64_t written_bytes_per_step = 0;
   double written_bytes_per_day = 0;
-  double drive_life_days = 0;        // at that rate; 0: nothing is written
-  std::string wear_warning;          // "" or: would use more than a tenth of the drive's life; with a --set line that mends it
-  std::vector<std::string> notes;    // what was assumed or could not be had
+  double drive_life_days = 0;  // at that rate; 0: nothing is written
+  std::string wear_warning;  // "" or: would use more than a tenth of the drive's life; with a --set
+                             // line that mends it
+  std::vector<std::string> notes;  // what was assumed or could not be had
 };
 
-// Errors: kDoesNotFit, whose hint is a --set line of the nearest plan that fits (checked by planning it); kUsage for contradictory settings.
-[[nodiscard]] Result<Plan> make_plan(const ModelSpec& model, const PlanSettings& settings, const MachineProfile& machine);
+// Errors: kDoesNotFit, whose hint is a --set line of the nearest plan that fits (checked by
+// planning it); kUsage for contradictory settings.
+[[nodiscard]] Result<Plan> make_plan(const ModelSpec& model,
+                                     const PlanSettings& settings,
+                                     const MachineProfile& machine);
 
 [[nodiscard]] const Prediction* find_prediction(const Plan& plan, const std::string& variant);
 
@@ -123,6 +137,8 @@ struct Plan {
 [[nodiscard]] Json plan_to_json(const Plan& plan, const ModelSpec& model);
 
 // The table that `headrace plan` and the start of `headrace train` print. Plain text, lines ended.
-[[nodiscard]] std::string format_plan(const Plan& plan, const ModelSpec& model, const PlanSettings& settings);
+[[nodiscard]] std::string format_plan(const Plan& plan,
+                                      const ModelSpec& model,
+                                      const PlanSettings& settings);
 
 }  // namespace headrace::plan
