@@ -1,0 +1,76 @@
+// AdamW with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay
+// Regularization", ICLR 2019), in one pass over memory.
+//
+// The order of operations, the same in every instruction set and in the reference. Every line is
+// one IEEE float operation per element, round to nearest even, never fused; upper-case names are
+// constants, computed in double and rounded to float once:
+//   g  = SCALE * gradient                      SCALE = clip_scale; a bf16 gradient is widened
+//   first, exactly m  = (BETA1 * m) + (ONE_MINUS_BETA1 * g) v  = (BETA2 * v) + ((ONE_MINUS_BETA2 *
+//   g) * g) p  = DECAY * p                             DECAY = 1 - lr * weight_decay d  = (sqrt(v)
+//   / SQRT_CORRECTION2) + EPS    SQRT_CORRECTION2 = sqrt(1 - beta2^t) u  = (STEP * m) / d STEP = lr
+//   / (1 - beta1^t) p  = p - u
+// The powers are products of doubles by repeated squaring (no libm), so they are the same
+// everywhere. Where flush-to-zero is set, subnormal inputs and results of each operation are zero;
+// the engine's threads have it set.
+//
+// Threads: free functions, no state. Failure: none; programmers' errors abort.
+#pragma once
+
+#include <cstdint>
+#include <span>
+
+#include "core/dtype.hpp"
+#include "optim_cpu/update.hpp"
+
+namespace headrace::optim {
+
+using AdamWScalars = UpdateScalars;
+
+// The constants above, for one group and one step.
+struct AdamWConstants {
+  float scale = 1.0F;
+  float beta1 = 0.0F;
+  float one_minus_beta1 = 0.0F;
+  float beta2 = 0.0F;
+  float one_minus_beta2 = 0.0F;
+  float decay = 1.0F;
+  float step = 0.0F;
+  float sqrt_correction2 = 1.0F;
+  float eps = 0.0F;
+};
+
+// Aborts unless update_count >= 1 and both betas are in [0, 1).
+[[nodiscard]] AdamWConstants adamw_constants(const AdamWScalars& scalars);
+
+// Buffers of `elements` each; param, m and v are updated in place. Pointers are aligned to their
+// element (4 bytes; a bf16 gradient 2), no more. They do not overlap.
+struct AdamWSpan {
+  float* param = nullptr;
+  float* m = nullptr;
+  float* v = nullptr;
+  const void* gradient = nullptr;
+  Dtype gradient_dtype = Dtype::kF32;  // kF32 or kBf16
+  std::int64_t elements = 0;           // >= 0
+};
+
+// One fused pass on the calling thread. stats.sum_squares is that of u in double, ordered as
+// gradient.hpp states for one block; it is NaN or Inf if a u is.
+UpdateStats adamw_update(const AdamWSpan& span, const AdamWConstants& constants);
+UpdateStats adamw_update(const AdamWSpan& span, const AdamWScalars& scalars);
+
+// A part of a segment.
+struct ElementRange {
+  std::int64_t begin = 0;  // from the segment's start
+  std::int64_t elements = 0;
+};
+
+// Where it lies in a tile of state "fp32" (update.hpp).
+[[nodiscard]] AdamWSpan adamw_span(const TileUpdate& tile,
+                                   const TileSegment& segment,
+                                   ElementRange range);
+
+// The entry of the table in optimizers.hpp: updates a range of a tile's blocks; stats[i -
+// range.begin] receives block i's statistics.
+void adamw_update_blocks(const TileUpdate& tile, BlockRange range, std::span<UpdateStats> stats);
+
+}  // namespace headrace::optim
