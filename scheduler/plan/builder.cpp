@@ -1,0 +1,444 @@
+// Emitting the programs of a plan. Control flow of a step is at the top (training_step); what each
+// part emits is below. Waits are not thought of here: they follow from the ranges that the
+// instructions declare (derive_waits).
+#include "scheduler/plan/builder.hpp"
+
+#include <algorithm>
+
+#include "core/assert.hpp"
+
+namespace headrace::plan {
+
+std::uint64_t piece_content(int unit, int piece) {
+  return (static_cast<std::uint64_t>(unit) + 1) << 32 | (static_cast<std::uint64_t>(piece) + 1);
+}
+
+std::uint64_t tile_content(int unit, int tile) {
+  return piece_content(unit, tile) | std::uint64_t{1} << 63;
+}
+
+Builder::Builder(const BuilderInputs& inputs, std::string name) : in_(inputs) {
+  program_.name = std::move(name);
+  slots_.resize(in_.layout.weight_slots.size());
+  for (const UnitPlan& unit : in_.plan.units) {
+    updated_.emplace_back(unit.tiles.size(), 0);
+  }
+}
+
+void Builder::training_step(bool held) {
+  held_ = held;
+  gather();
+  copy_inputs();
+  for (const Group& group : groups()) {
+    forward_blocks(group);
+    head(group, true);
+    backward_blocks(group);
+    scatter(group);
+  }
+  embedding_gradient();
+}
+
+void Builder::drain() {
+  for (std::size_t u = 0; u < in_.plan.units.size(); ++u) {
+    const UnitPlan& unit = in_.plan.units[u];
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      if (!unit.tiles[t].frozen) {
+        const bool device_copy = in_.plan.separate_device && unit.weights >= 0;
+        bring_tile(static_cast<int>(u),
+                   static_cast<int>(t),
+                   true,
+                   device_copy ? slice(unit.weights, unit.tiles[t].begin, unit.tiles[t].elements, 4)
+                               : Range{});
+      }
+    }
+  }
+}
+
+void Builder::evaluation() {
+  gather();
+  copy_inputs();
+  for (const Group& group : groups()) {
+    forward_blocks(group);
+    head(group, false);
+  }
+}
+
+Program Builder::take() {
+  derive_waits(program_);
+  return std::move(program_);
+}
+
+// ---- the parts of a step ----
+
+std::vector<Builder::Group> Builder::groups() const {
+  const auto count = static_cast<int>(in_.model.accumulate);
+  if (in_.plan.traversal == Traversal::kLayerMajor) {
+    return {{.first = 0, .count = count, .last = true}};
+  }
+  std::vector<Group> groups;
+  for (int k = 0; k < count; ++k) {
+    groups.push_back({.first = k, .count = 1, .last = k + 1 == count});
+  }
+  return groups;
+}
+
+void Builder::gather() {
+  const UnitPlan& unit = in_.plan.units[0];
+  for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+    const TileSpec& tile = unit.tiles[t];
+    const bool due = update_due(0, static_cast<int>(t));
+    // A tied matrix that stays on the device gets its new values on the way.
+    const bool device_copy = due && in_.plan.separate_device && unit.weights >= 0;
+    const Range param =
+        bring_tile(0,
+                   static_cast<int>(t),
+                   due,
+                   device_copy ? slice(unit.weights, tile.begin, tile.elements, 4) : Range{});
+    Instruction instruction =
+        make(InstructionKind::kGather, QueueKind::kHost, 0, static_cast<int>(t), -1);
+    instruction.begin = tile.begin;
+    instruction.elements = tile.elements;
+    instruction.first = t == 0;
+    instruction.accesses = {
+        read(param), t == 0 ? write(whole(in_.plan.tokens_x)) : update(whole(in_.plan.tokens_x))};
+    emit(std::move(instruction));
+  }
+}
+
+void Builder::copy_inputs() {
+  if (!in_.plan.separate_device || in_.settings.purpose == Purpose::kGenerate) {
+    return;
+  }
+  Instruction instruction = make(InstructionKind::kCopy, QueueKind::kH2d, -1, 0, -1);
+  instruction.accesses = {read(whole(in_.plan.targets_host)),
+                          write(whole(in_.plan.targets_device))};
+  emit(std::move(instruction));
+}
+
+void Builder::forward_blocks(const Group& group) {
+  if (in_.plan.separate_device) {
+    for (int k = group.first; k < group.first + group.count; ++k) {
+      Instruction copy = make(InstructionKind::kCopy, QueueKind::kH2d, -1, 0, k);
+      const std::size_t bytes = in_.model.activation_bytes();
+      copy.accesses = {read({in_.plan.tokens_x, static_cast<std::size_t>(k) * bytes, bytes}),
+                       write(activation(0, k))};
+      emit(std::move(copy));
+    }
+  }
+  const std::size_t blocks = in_.model.units.size() - 2;
+  for (std::size_t b = 0; b < blocks; ++b) {
+    const Weights weights = ensure(static_cast<int>(b) + 1, 0);
+    for (int k = group.first; k < group.first + group.count; ++k) {
+      Instruction forward =
+          make(InstructionKind::kForward, QueueKind::kCompute, static_cast<int>(b) + 1, 0, k);
+      forward.accesses = {read(weights.range, weights.content),
+                          read(activation(b, k)),
+                          write(activation(b + 1, k)),
+                          saved(b, k, AccessMode::kWrite),
+                          update(whole(in_.layout.workspace))};
+      emit(std::move(forward));
+    }
+  }
+}
+
+void Builder::head(const Group& group, bool backward) {
+  const int unit = static_cast<int>(in_.model.units.size()) - 1;
+  const std::size_t blocks = in_.model.units.size() - 2;
+  const Weights norm = ensure(unit, in_.model.head.norm_piece);
+  for (int k = group.first; k < group.first + group.count; ++k) {
+    Instruction begin =
+        make(InstructionKind::kHeadBegin, QueueKind::kCompute, unit, in_.model.head.norm_piece, k);
+    begin.accesses = {read(norm.range, norm.content),
+                      read(activation(blocks, k)),
+                      write(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
+                      update(whole(in_.layout.workspace))};
+    emit(std::move(begin));
+  }
+  if (in_.settings.purpose == Purpose::kGenerate) {
+    logits();
+    return;
+  }
+  head_scores(group);
+  if (backward) {
+    head_gradients(group);
+    head_norm_gradient(group);
+  }
+}
+
+void Builder::head_scores(const Group& group) {
+  const int unit = static_cast<int>(in_.model.units.size()) - 1;
+  for (std::size_t r = 0; r < in_.model.head.rows.size(); ++r) {
+    const RowPiece& rows = in_.model.head.rows[r];
+    const Weights weights = ensure(rows.unit, rows.piece);
+    for (int k = group.first; k < group.first + group.count; ++k) {
+      Instruction score =
+          make(InstructionKind::kHeadScore, QueueKind::kCompute, rows.unit, static_cast<int>(r), k);
+      score.accesses = {
+          read(weights.range, weights.content),
+          read(slice(in_.plan.targets_device, k * in_.model.rows(), in_.model.rows(), 4)),
+          update(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
+          update(whole(in_.layout.workspace))};
+      emit(std::move(score));
+    }
+  }
+  for (int k = group.first; k < group.first + group.count; ++k) {
+    Instruction loss = make(InstructionKind::kHeadLoss, QueueKind::kCompute, unit, 0, k);
+    loss.accesses = {
+        read(slice(in_.plan.targets_device, k * in_.model.rows(), in_.model.rows(), 4)),
+        update(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
+        write(slice(in_.plan.losses_device, k, 1, 8)),
+        update(whole(in_.layout.workspace))};
+    emit(std::move(loss));
+    if (in_.plan.separate_device) {
+      Instruction copy = make(InstructionKind::kCopy, QueueKind::kD2h, -1, 0, k);
+      copy.accesses = {read(slice(in_.plan.losses_device, k, 1, 8)),
+                       write(slice(in_.plan.losses_host, k, 1, 8))};
+      emit(std::move(copy));
+    }
+  }
+}
+
+void Builder::head_gradients(const Group& group) {
+  for (std::size_t r = 0; r < in_.model.head.rows.size(); ++r) {
+    const RowPiece& rows = in_.model.head.rows[r];
+    const PieceSpec& piece = in_.model.units[static_cast<std::size_t>(rows.unit)]
+                                 .pieces[static_cast<std::size_t>(rows.piece)];
+    const Weights weights = ensure(rows.unit, rows.piece);
+    const GradientTarget target = gradient_target(rows.unit, piece);
+    for (int k = group.first; k < group.first + group.count; ++k) {
+      Instruction gradient = make(
+          InstructionKind::kHeadGradient, QueueKind::kCompute, rows.unit, static_cast<int>(r), k);
+      const Range dx = whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))]);
+      gradient.first = target.direct ? k == 0 : k == group.first;
+      gradient.accesses = {
+          read(weights.range, weights.content),
+          read(slice(in_.plan.targets_device, k * in_.model.rows(), in_.model.rows(), 4)),
+          update(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
+          r == 0 ? write(dx) : update(dx),
+          target.present ? update(target.range) : Access{},
+          update(whole(in_.layout.workspace))};
+      emit(std::move(gradient));
+    }
+    // A tied matrix is collected once the embedding's row sums have been added.
+    gradient_out(rows.unit, piece, target, group, !in_.model.tied);
+  }
+}
+
+void Builder::head_norm_gradient(const Group& group) {
+  const int unit = static_cast<int>(in_.model.units.size()) - 1;
+  const PieceSpec& piece =
+      in_.model.units.back().pieces[static_cast<std::size_t>(in_.model.head.norm_piece)];
+  const std::size_t blocks = in_.model.units.size() - 2;
+  const Weights norm = ensure(unit, in_.model.head.norm_piece);
+  const GradientTarget target = gradient_target(unit, piece);
+  for (int k = group.first; k < group.first + group.count; ++k) {
+    Instruction end =
+        make(InstructionKind::kHeadEnd, QueueKind::kCompute, unit, in_.model.head.norm_piece, k);
+    end.first = target.direct ? k == 0 : k == group.first;
+    end.accesses = {read(norm.range, norm.content),
+                    read(activation(blocks, k)),
+                    read(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
+                    update(whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))])),
+                    target.present ? update(target.range) : Access{},
+                    update(whole(in_.layout.workspace))};
+    emit(std::move(end));
+  }
+  gradient_out(unit, piece, target, group, true);
+}
+
+void Builder::logits() {
+  for (std::size_t r = 0; r < in_.model.head.rows.size(); ++r) {
+    const RowPiece& rows = in_.model.head.rows[r];
+    const Weights weights = ensure(rows.unit, rows.piece);
+    Instruction logits =
+        make(InstructionKind::kHeadLogits, QueueKind::kCompute, rows.unit, static_cast<int>(r), 0);
+    logits.accesses = {read(weights.range, weights.content),
+                       read(whole(in_.layout.head_state[0])),
+                       write(slice(in_.layout.logits_device, rows.first_row, rows.rows, 4)),
+                       update(whole(in_.layout.workspace))};
+    emit(std::move(logits));
+  }
+  if (in_.plan.separate_device) {
+    Instruction copy = make(InstructionKind::kCopy, QueueKind::kD2h, -1, 0, 0);
+    copy.accesses = {read(whole(in_.layout.logits_device)), write(whole(in_.plan.logits_host))};
+    emit(std::move(copy));
+  }
+}
+
+void Builder::backward_blocks(const Group& group) {
+  for (std::size_t b = in_.model.units.size() - 2; b-- > 0;) {
+    const int unit = static_cast<int>(b) + 1;
+    const PieceSpec& piece = in_.model.units[b + 1].pieces.front();
+    const Weights weights = ensure(unit, 0);
+    const GradientTarget target = gradient_target(unit, piece);
+    for (int k = group.first; k < group.first + group.count; ++k) {
+      Instruction backward = make(InstructionKind::kBackward, QueueKind::kCompute, unit, 0, k);
+      backward.first = target.direct ? k == 0 : k == group.first;
+      backward.recompute = !in_.plan.keep_activations;
+      backward.accesses = {
+          read(weights.range, weights.content),
+          read(activation(b, k)),
+          saved(b, k, backward.recompute ? AccessMode::kWrite : AccessMode::kRead),
+          update(whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))])),
+          target.present ? update(target.range) : Access{},
+          update(whole(in_.layout.workspace)),
+          // Recompute writes its output where forward wrote it: the same values, into memory
+          // nothing else needs any more.
+          backward.recompute ? write(activation(b + 1, k)) : Access{}};
+      emit(std::move(backward));
+    }
+    gradient_out(unit, piece, target, group, true);
+  }
+}
+
+void Builder::scatter(const Group& group) {
+  if (in_.plan.row_accumulators < 0) {
+    return;
+  }
+  for (int k = group.first; k < group.first + group.count; ++k) {
+    Range dx = whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))]);
+    if (in_.plan.separate_device) {
+      Instruction copy = make(InstructionKind::kCopy, QueueKind::kD2h, -1, 0, k);
+      copy.accesses = {read(dx), write(whole(in_.layout.dx_host))};
+      emit(std::move(copy));
+      dx = whole(in_.layout.dx_host);
+    }
+    Instruction scatter = make(InstructionKind::kScatter, QueueKind::kHost, 0, 0, k);
+    scatter.first = k == 0;
+    scatter.accesses = {read(dx),
+                        k == 0 ? write(whole(in_.plan.row_accumulators))
+                               : update(whole(in_.plan.row_accumulators))};
+    emit(std::move(scatter));
+  }
+}
+
+void Builder::embedding_gradient() {
+  const UnitPlan& unit = in_.plan.units[0];
+  if (unit.gradient < 0) {
+    return;
+  }
+  const auto& pieces = in_.model.units[0].pieces;
+  for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+    const TileSpec& tile = unit.tiles[t];
+    if (tile.frozen) {
+      continue;
+    }
+    const bool has_head =
+        in_.model.tied && std::any_of(pieces.begin(), pieces.end(), [&](const PieceSpec& piece) {
+          return tile.begin >= piece.begin && tile.begin < piece.begin + piece.elements;
+        });
+    const bool in_place = unit.gradient_storage == Dtype::kF32;
+    const Range target =
+        in_place ? held(0, tile.begin, tile.elements)
+                 : slice(in_.layout.landing[next_landing_++ % in_.layout.landing.size()],
+                         0,
+                         tile.elements,
+                         4);
+    Instruction spread =
+        make(InstructionKind::kSpread, QueueKind::kHost, 0, static_cast<int>(t), -1);
+    spread.begin = tile.begin;
+    spread.elements = tile.elements;
+    spread.accesses = {read(whole(in_.plan.row_accumulators)),
+                       has_head ? read(held(0, tile.begin, tile.elements)) : Access{},
+                       has_head ? update(target) : write(target)};
+    emit(std::move(spread));
+    collect(0, tile, static_cast<int>(t), target);
+  }
+}
+
+// ---- operands ----
+
+Access Builder::read(const Range& range, std::uint64_t content) const {
+  return {.buffer = range.buffer,
+          .offset = range.offset,
+          .bytes = range.bytes,
+          .mode = AccessMode::kRead,
+          .content = content};
+}
+
+Access Builder::write(const Range& range, std::uint64_t content) const {
+  return {.buffer = range.buffer,
+          .offset = range.offset,
+          .bytes = range.bytes,
+          .mode = AccessMode::kWrite,
+          .content = content};
+}
+
+Access Builder::update(const Range& range, std::uint64_t content) const {
+  return {.buffer = range.buffer,
+          .offset = range.offset,
+          .bytes = range.bytes,
+          .mode = AccessMode::kReadWrite,
+          .content = content};
+}
+
+Builder::Range Builder::whole(int buffer) const {
+  return {.buffer = buffer,
+          .offset = 0,
+          .bytes = buffer < 0 ? 0 : in_.plan.buffers[static_cast<std::size_t>(buffer)].bytes};
+}
+
+Builder::Range Builder::slice(int buffer,
+                              std::int64_t begin,
+                              std::int64_t elements,
+                              std::size_t element_bytes) const {
+  const Range range{.buffer = buffer,
+                    .offset = static_cast<std::size_t>(begin) * element_bytes,
+                    .bytes = static_cast<std::size_t>(elements) * element_bytes};
+  HEADRACE_ASSERT(buffer >= 0 && range.offset + range.bytes <=
+                                     in_.plan.buffers[static_cast<std::size_t>(buffer)].bytes,
+                  "an operand lies within its buffer");
+  return range;
+}
+
+int Builder::slot_of(int micro_batch) const {
+  return in_.plan.traversal == Traversal::kLayerMajor ? micro_batch : 0;
+}
+
+Builder::Range Builder::activation(std::size_t block, int micro_batch) const {
+  if (block == 0 && !in_.plan.separate_device) {
+    const std::size_t bytes = in_.model.activation_bytes();
+    return {.buffer = in_.plan.tokens_x,
+            .offset = static_cast<std::size_t>(micro_batch) * bytes,
+            .bytes = bytes};
+  }
+  return whole(in_.layout.activations[block][static_cast<std::size_t>(slot_of(micro_batch))]);
+}
+
+Access Builder::saved(std::size_t block, int micro_batch, AccessMode mode) const {
+  const bool kept = in_.plan.keep_activations;
+  const int buffer = kept ? in_.layout.saved[block][static_cast<std::size_t>(slot_of(micro_batch))]
+                          : in_.layout.saved_scratch;
+  if (buffer < 0) {
+    return {};
+  }
+  return {.buffer = buffer,
+          .offset = 0,
+          .bytes = in_.model.units[block + 1].cost.saved_bytes,
+          .mode = mode,
+          .content = 0};
+}
+
+Builder::Range Builder::held(int unit, std::int64_t begin, std::int64_t elements) const {
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
+  return slice(plan.gradient, begin, elements, dtype_bytes(plan.gradient_storage));
+}
+
+Instruction Builder::make(
+    InstructionKind kind, QueueKind queue, int unit, int index, int micro_batch) const {
+  Instruction instruction;
+  instruction.kind = kind;
+  instruction.queue = queue;
+  instruction.unit = unit;
+  instruction.index = index;
+  instruction.micro_batch = micro_batch;
+  return instruction;
+}
+
+int Builder::emit(Instruction instruction) {
+  price(instruction);
+  program_.instructions.push_back(std::move(instruction));
+  return static_cast<int>(program_.instructions.size()) - 1;
+}
+
+}  // namespace headrace::plan

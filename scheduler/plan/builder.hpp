@@ -1,0 +1,125 @@
+// Internal to the planner: emits instructions. One Builder makes one Program; the residency of
+// weight slots is tracked as it goes.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "scheduler/plan/choices.hpp"
+
+namespace headrace::plan {
+
+// What each Lease must find in a range (Access::content): a number per (unit, piece) or (unit,
+// tile), never 0.
+[[nodiscard]] std::uint64_t piece_content(int unit, int piece);
+[[nodiscard]] std::uint64_t tile_content(int unit, int tile);
+
+struct BuilderInputs {
+  const ModelSpec& model;
+  const PlanSettings& settings;
+  const MachineProfile& machine;
+  const Layout& layout;
+  const Plan& plan;
+};
+
+class Builder {
+ public:
+  Builder(const BuilderInputs& inputs, std::string name);
+
+  // Forward and backward over every micro-batch. `held`: each unit is updated before its first use.
+  void training_step(bool held);
+  // Every trainable tile is updated.
+  void drain();
+  void evaluation();
+  [[nodiscard]] Program take();
+
+ private:
+  struct Range {  // a resolved operand
+    int buffer = -1;
+    std::size_t offset = 0;
+    std::size_t bytes = 0;
+  };
+
+  struct Group {  // micro-batches that go through a unit together
+    int first = 0, count = 1;
+    bool last = true;
+  };
+
+  // Operands.
+  [[nodiscard]] Access read(const Range& range, std::uint64_t content = 0) const;
+  [[nodiscard]] Access write(const Range& range, std::uint64_t content = 0) const;
+  [[nodiscard]] Access update(const Range& range, std::uint64_t content = 0) const;
+  [[nodiscard]] Range whole(int buffer) const;
+  [[nodiscard]] Range slice(int buffer,
+                            std::int64_t begin,
+                            std::int64_t elements,
+                            std::size_t element_bytes) const;
+  [[nodiscard]] Range activation(std::size_t block, int micro_batch) const;
+  [[nodiscard]] int slot_of(int micro_batch) const;
+  [[nodiscard]] Access saved(std::size_t block, int micro_batch, AccessMode mode) const;
+  [[nodiscard]] std::vector<Group> groups() const;
+
+  // Weights.
+  struct Weights {
+    Range range;
+    std::uint64_t content = 0;
+  };
+
+  Weights ensure(int unit, int piece);
+  int take_weight_slot();
+  Range bring_tile(int unit, int tile, bool with_update, const Range& device_target);
+  [[nodiscard]] bool update_due(int unit, int tile) const;
+  [[nodiscard]] std::vector<int> tiles_of(int unit, const PieceSpec& piece) const;
+
+  // The step.
+  void gather();
+  void copy_inputs();
+  void forward_blocks(const Group& group);
+  void head(const Group& group, bool backward);
+  void head_scores(const Group& group);
+  void head_gradients(const Group& group);
+  void head_norm_gradient(const Group& group);
+  void logits();
+  void backward_blocks(const Group& group);
+  void scatter(const Group& group);
+  void embedding_gradient();
+
+  // Gradients.
+  struct GradientTarget {
+    Range range;
+    bool direct = true;
+    bool present = false;
+  };
+
+  GradientTarget gradient_target(int unit, const PieceSpec& piece);
+  void gradient_out(int unit,
+                    const PieceSpec& piece,
+                    const GradientTarget& target,
+                    const Group& group,
+                    bool collect);
+  void collect(int unit, const TileSpec& tile, int tile_index, const Range& source);
+  [[nodiscard]] bool piece_trainable(int unit, const PieceSpec& piece) const;
+  [[nodiscard]] Range held(int unit, std::int64_t begin, std::int64_t elements) const;
+
+  int emit(Instruction instruction);
+  [[nodiscard]] Instruction make(
+      InstructionKind kind, QueueKind queue, int unit, int index, int micro_batch) const;
+  void price(Instruction& instruction) const;
+
+  const BuilderInputs in_;
+  Program program_;
+  bool held_ = false;
+  std::vector<std::vector<char>> updated_;  // [unit][tile] in this program
+
+  struct Slot {
+    int unit = -1, piece = -1;
+    int last_use = -1;
+  };
+
+  std::vector<Slot> slots_;
+  int clock_ = 0;
+  std::size_t next_staging_ = 0, next_gradient_slot_ = 0, next_landing_ = 0;
+};
+
+}  // namespace headrace::plan

@@ -1,0 +1,349 @@
+// The Builder's data movement: weights to the device, tiles through the optimizer, gradients home;
+// and the price of each instruction.
+#include <algorithm>
+
+#include "core/assert.hpp"
+#include "scheduler/plan/builder.hpp"
+
+namespace headrace::plan {
+
+std::vector<int> Builder::tiles_of(int unit, const PieceSpec& piece) const {
+  std::vector<int> inside;
+  const auto& tiles = in_.plan.units[static_cast<std::size_t>(unit)].tiles;
+  for (std::size_t t = 0; t < tiles.size(); ++t) {
+    if (tiles[t].begin >= piece.begin &&
+        tiles[t].begin + tiles[t].elements <= piece.begin + piece.elements) {
+      inside.push_back(static_cast<int>(t));
+    }
+  }
+  return inside;
+}
+
+bool Builder::update_due(int unit, int tile) const {
+  const auto u = static_cast<std::size_t>(unit);
+  const auto t = static_cast<std::size_t>(tile);
+  return held_ && !in_.plan.units[u].tiles[t].frozen && updated_[u][t] == 0;
+}
+
+int Builder::take_weight_slot() {
+  HEADRACE_ASSERT(!slots_.empty(), "weights that stream have slots");
+  const auto oldest =
+      std::min_element(slots_.begin(), slots_.end(), [](const Slot& a, const Slot& b) {
+        return a.last_use < b.last_use;
+      });
+  return static_cast<int>(oldest - slots_.begin());
+}
+
+// Makes a piece's weights resident on the device, updated if that is due, and returns where. The
+// least recently used slot is taken: with n slots, n - 1 pieces are brought ahead of the one in
+// use, and what forward used last is found again by backward.
+Builder::Weights Builder::ensure(int unit, int piece_index) {
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
+  const PieceSpec& piece =
+      in_.model.units[static_cast<std::size_t>(unit)].pieces[static_cast<std::size_t>(piece_index)];
+  const std::vector<int> tiles = tiles_of(unit, piece);
+  const bool due =
+      std::any_of(tiles.begin(), tiles.end(), [&](int tile) { return update_due(unit, tile); });
+  if (plan.pinned) {
+    const Range range = slice(plan.weights, piece.begin, piece.elements, 4);
+    for (const int tile : tiles) {
+      if (update_due(unit, tile)) {
+        const TileSpec& spec = plan.tiles[static_cast<std::size_t>(tile)];
+        bring_tile(unit, tile, true, slice(plan.weights, spec.begin, spec.elements, 4));
+      }
+    }
+    return {.range = range, .content = 0};
+  }
+  ++clock_;
+  const std::uint64_t content = piece_content(unit, piece_index);
+  for (std::size_t s = 0; s < slots_.size() && !due; ++s) {
+    if (slots_[s].unit == unit && slots_[s].piece == piece_index) {
+      slots_[s].last_use = clock_;
+      return {.range = slice(in_.layout.weight_slots[s], 0, piece.elements, 4), .content = content};
+    }
+  }
+  const int s = take_weight_slot();
+  slots_[static_cast<std::size_t>(s)] = {.unit = unit, .piece = piece_index, .last_use = clock_};
+  const int buffer = in_.layout.weight_slots[static_cast<std::size_t>(s)];
+  for (const int tile : tiles) {
+    const TileSpec& spec = plan.tiles[static_cast<std::size_t>(tile)];
+    bring_tile(unit,
+               tile,
+               update_due(unit, tile),
+               slice(buffer, spec.begin - piece.begin, spec.elements, 4));
+  }
+  return {.range = slice(buffer, 0, piece.elements, 4), .content = content};
+}
+
+// One tile: read what does not live in memory, update it if asked, write it back, and copy it to
+// `device_target` (buffer -1: nowhere). Returns where its weights are on the host (or, for a unit
+// at home on the device, there).
+Builder::Range Builder::bring_tile(int unit,
+                                   int tile,
+                                   bool with_update,
+                                   const Range& device_target) {
+  const auto u = static_cast<std::size_t>(unit);
+  const auto t = static_cast<std::size_t>(tile);
+  const UnitPlan& plan = in_.plan.units[u];
+  const TileSpec& spec = plan.tiles[t];
+  const bool read_param = plan.master < 0;
+  const bool read_state = with_update && plan.state < 0;
+  std::size_t staging = 0;
+  if (read_param || read_state) {
+    staging = next_staging_++ % in_.layout.staging_param.size();
+  }
+  const int param_lane = static_cast<int>(2 * staging);
+  const Range extent = slice(in_.layout.store_param[u], spec.begin, spec.elements, 4);
+  const Range state_extent = slice(in_.layout.store_state[u], spec.begin, spec.elements, 8);
+  Range param;
+  std::uint64_t content = 0;
+  if (!read_param) {
+    param = slice(plan.master, spec.begin, spec.elements, 4);
+  } else if (!in_.plan.separate_device && device_target.buffer >= 0) {
+    param = device_target;  // direct I/O into the place of use
+  } else {
+    param = slice(in_.layout.staging_param[staging], 0, spec.elements, 4);
+    content = tile_content(unit, tile);
+  }
+  Range state = plan.state >= 0 && with_update
+                    ? Range{.buffer = plan.state,
+                            .offset = plan.state_offset[t],
+                            .bytes = static_cast<std::size_t>(spec.elements) * 8}
+                    : Range{};
+  if (read_param) {
+    Instruction read_it = make(InstructionKind::kReadParam, QueueKind::kNvme, unit, tile, -1);
+    read_it.lane = param_lane;
+    read_it.accesses = {write(param, content), read(extent)};
+    emit(std::move(read_it));
+  }
+  if (read_state) {
+    state = slice(in_.layout.staging_state[staging], 0, spec.elements, 8);
+    Instruction read_it = make(InstructionKind::kReadState, QueueKind::kNvme, unit, tile, -1);
+    read_it.lane = param_lane + 1;
+    read_it.accesses = {write(state, tile_content(unit, tile)), read(state_extent)};
+    emit(std::move(read_it));
+  }
+  if (with_update) {
+    const QueueKind where = plan.home == Home::kDevice && in_.plan.separate_device
+                                ? QueueKind::kCompute
+                                : QueueKind::kHost;
+    Instruction update_it = make(InstructionKind::kUpdate, where, unit, tile, -1);
+    update_it.begin = spec.begin;
+    update_it.elements = spec.elements;
+    update_it.accesses = {update(param, content),
+                          update(state, read_state ? tile_content(unit, tile) : 0),
+                          read(held(unit, spec.begin, spec.elements))};
+    emit(std::move(update_it));
+    updated_[u][t] = 1;
+  }
+  if (with_update && read_param) {
+    Instruction write_it = make(InstructionKind::kWriteParam, QueueKind::kNvme, unit, tile, -1);
+    write_it.lane = param_lane;
+    write_it.accesses = {read(param, content), write(extent)};
+    emit(std::move(write_it));
+  }
+  if (read_state) {
+    Instruction write_it = make(InstructionKind::kWriteState, QueueKind::kNvme, unit, tile, -1);
+    write_it.lane = param_lane + 1;
+    write_it.accesses = {read(state, tile_content(unit, tile)), write(state_extent)};
+    emit(std::move(write_it));
+  }
+  const bool elsewhere = device_target.buffer >= 0 && (device_target.buffer != param.buffer ||
+                                                       device_target.offset != param.offset);
+  if (elsewhere) {
+    Instruction copy = make(InstructionKind::kCopy, QueueKind::kH2d, unit, tile, -1);
+    copy.accesses = {read(param, content), write(device_target)};
+    emit(std::move(copy));
+  }
+  return param;
+}
+
+// ---- gradients ----
+
+bool Builder::piece_trainable(int unit, const PieceSpec& piece) const {
+  const std::vector<int> tiles = tiles_of(unit, piece);
+  const auto& specs = in_.plan.units[static_cast<std::size_t>(unit)].tiles;
+  return std::any_of(tiles.begin(), tiles.end(), [&](int tile) {
+    return !specs[static_cast<std::size_t>(tile)].frozen;
+  });
+}
+
+Builder::GradientTarget Builder::gradient_target(int unit, const PieceSpec& piece) {
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
+  if (plan.gradient < 0 || !piece_trainable(unit, piece)) {
+    return {.range = {}, .direct = true, .present = false};
+  }
+  if (gradient_is_direct(in_.plan, plan)) {
+    return {.range = held(unit, piece.begin, piece.elements), .direct = true, .present = true};
+  }
+  const int slot =
+      in_.layout.gradient_slots[next_gradient_slot_++ % in_.layout.gradient_slots.size()];
+  return {.range = slice(slot, 0, piece.elements, 4), .direct = false, .present = true};
+}
+
+// Brings a piece's gradient to the held buffer, tile by tile, and (after the last micro-batch)
+// collects it.
+void Builder::gradient_out(int unit,
+                           const PieceSpec& piece,
+                           const GradientTarget& target,
+                           const Group& group,
+                           bool collect_it) {
+  if (!target.present) {
+    return;
+  }
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
+  const bool host_adds = in_.plan.traversal == Traversal::kBatchMajor && in_.model.accumulate > 1;
+  const bool copied = in_.plan.separate_device && !target.direct && plan.home != Home::kDevice;
+  for (const int t : tiles_of(unit, piece)) {
+    const TileSpec& tile = plan.tiles[static_cast<std::size_t>(t)];
+    if (tile.frozen) {
+      continue;
+    }
+    Range source{
+        .buffer = target.range.buffer,
+        .offset = target.range.offset + static_cast<std::size_t>(tile.begin - piece.begin) * 4,
+        .bytes = static_cast<std::size_t>(tile.elements) * 4};
+    if (copied) {
+      const bool lands_held = plan.gradient_storage == Dtype::kF32 && !host_adds;
+      const Range landing =
+          lands_held ? held(unit, tile.begin, tile.elements)
+                     : slice(in_.layout.landing[next_landing_++ % in_.layout.landing.size()],
+                             0,
+                             tile.elements,
+                             4);
+      Instruction copy = make(InstructionKind::kCopy, QueueKind::kD2h, unit, t, -1);
+      copy.accesses = {read(source), write(landing)};
+      emit(std::move(copy));
+      source = landing;
+    }
+    if (host_adds && !target.direct) {
+      Instruction add = make(InstructionKind::kAccumulate,
+                             plan.home == Home::kDevice ? QueueKind::kCompute : QueueKind::kHost,
+                             unit,
+                             t,
+                             group.first);
+      add.first = group.first == 0;
+      add.elements = tile.elements;
+      const Range accumulator = held(unit, tile.begin, tile.elements);
+      add.accesses = {read(source), add.first ? write(accumulator) : update(accumulator)};
+      emit(std::move(add));
+      source = accumulator;
+    }
+    if (group.last && collect_it) {
+      collect(unit, tile, t, source);
+    }
+  }
+}
+
+void Builder::collect(int unit, const TileSpec& tile, int tile_index, const Range& source) {
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
+  const Range target = held(unit, tile.begin, tile.elements);
+  const bool in_place = source.buffer == target.buffer;
+  const QueueKind where = plan.home == Home::kDevice && in_.plan.separate_device
+                              ? QueueKind::kCompute
+                              : QueueKind::kHost;
+  Instruction instruction = make(InstructionKind::kCollect, where, unit, tile_index, -1);
+  instruction.begin = tile.begin;
+  instruction.elements = tile.elements;
+  instruction.accesses = {in_place ? update(source) : read(source),
+                          in_place ? update(target) : write(target)};
+  emit(std::move(instruction));
+}
+
+// ---- prices ----
+
+namespace {
+
+double rate_or(double measured, double fallback) {
+  return measured > 0 ? measured : fallback;
+}
+
+double capped(double rate, const std::optional<double>& cap) {
+  return cap ? std::min(rate, *cap) : rate;
+}
+
+}  // namespace
+
+// Seconds and link bytes from the machine's rates; a rate that was not measured is taken as a
+// modest desktop's (plan.notes says so).
+void Builder::price(Instruction& instruction) const {
+  const MachineProfile& machine = in_.machine;
+  const double memory = rate_or(machine.memory_bytes_per_s, 15e9);
+  const double gemm = rate_or(machine.gemm_fp32_flops_per_s, 50e9);
+  const double rows =
+      static_cast<double>(in_.model.rows()) * static_cast<double>(in_.model.hidden) * 4;
+  std::size_t first_bytes = instruction.accesses.empty() ? 0 : instruction.accesses.front().bytes;
+  const auto compute = [&](const UnitCost& cost, bool forward, bool backward) {
+    return (forward ? cost.forward_flops / gemm + cost.forward_bytes / memory : 0) +
+           (backward ? cost.backward_flops / gemm + cost.backward_bytes / memory : 0);
+  };
+  const auto& units = in_.model.units;
+  const auto unit = static_cast<std::size_t>(std::max(instruction.unit, 0));
+  switch (instruction.kind) {
+    case InstructionKind::kReadParam:
+    case InstructionKind::kReadState:
+      instruction.link_bytes = first_bytes;
+      instruction.seconds =
+          static_cast<double>(first_bytes) /
+          capped(rate_or(machine.nvme_read_bytes_per_s, 1e9), in_.settings.nvme_read_cap);
+      break;
+    case InstructionKind::kWriteParam:
+    case InstructionKind::kWriteState:
+      instruction.link_bytes = first_bytes;
+      instruction.seconds =
+          static_cast<double>(first_bytes) /
+          capped(rate_or(machine.nvme_write_bytes_per_s, 1e9), in_.settings.nvme_write_cap);
+      break;
+    case InstructionKind::kCopy: {
+      const auto& cap =
+          instruction.queue == QueueKind::kH2d ? in_.settings.h2d_cap : in_.settings.d2h_cap;
+      instruction.link_bytes = first_bytes;
+      instruction.seconds = static_cast<double>(first_bytes) /
+                            capped(rate_or(machine.host_copy_bytes_per_s, 5e9), cap);
+      break;
+    }
+    case InstructionKind::kForward:
+      instruction.seconds = compute(units[unit].cost, true, false);
+      break;
+    case InstructionKind::kBackward:
+      instruction.seconds = compute(units[unit].cost, instruction.recompute, true);
+      break;
+    case InstructionKind::kHeadBegin:
+    case InstructionKind::kHeadEnd:
+      instruction.seconds = compute(units[unit].cost,
+                                    instruction.kind == InstructionKind::kHeadBegin,
+                                    instruction.kind == InstructionKind::kHeadEnd);
+      break;
+    case InstructionKind::kHeadScore:
+    case InstructionKind::kHeadGradient:
+    case InstructionKind::kHeadLogits: {
+      const RowPiece& piece = in_.model.head.rows[static_cast<std::size_t>(instruction.index)];
+      const double share =
+          static_cast<double>(piece.rows) / static_cast<double>(in_.model.head.rows.front().rows);
+      const UnitCost& cost = instruction.kind == InstructionKind::kHeadGradient
+                                 ? in_.model.head.gradient
+                                 : in_.model.head.score;
+      instruction.seconds = share * compute(cost,
+                                            instruction.kind != InstructionKind::kHeadGradient,
+                                            instruction.kind == InstructionKind::kHeadGradient);
+      break;
+    }
+    case InstructionKind::kHeadLoss:
+      break;
+    case InstructionKind::kGather:
+    case InstructionKind::kScatter:
+      instruction.seconds = 2 * rows / memory;
+      break;
+    case InstructionKind::kSpread:
+    case InstructionKind::kAccumulate:
+    case InstructionKind::kCollect:
+      instruction.seconds = 2 * static_cast<double>(first_bytes) / memory;
+      break;
+    case InstructionKind::kUpdate:
+      instruction.seconds = static_cast<double>(instruction.elements) /
+                            rate_or(machine.adamw_fp32_params_per_s, 400e6);
+      break;
+  }
+}
+
+}  // namespace headrace::plan

@@ -1,0 +1,72 @@
+// Internal to the planner: one complete set of choices, and what building it gives. The search
+// (plan.cpp) tries several and keeps the best that fits.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+#include "scheduler/plan/plan.hpp"
+
+namespace headrace::plan {
+
+struct UnitChoice {
+  Home state_home = Home::kHost;
+  bool master_in_memory =
+      true;  // fp32 weights stay in host (or device) memory; otherwise they are read from the store
+  bool pinned =
+      true;  // separate device: weights stay on the device; otherwise they stream through slots
+};
+
+struct Choices {
+  Traversal traversal = Traversal::kLayerMajor;
+  Update update = Update::kHeld;
+  int lookahead = 1;
+  int staging_slots = 4;
+  std::int64_t tile_elements = 16 * kBlockElements;
+  bool keep_activations = false;
+  std::vector<UnitChoice> units;
+};
+
+// Indices in Plan::buffers of what the programs use, beside what Plan itself names. -1 or empty:
+// absent.
+struct Layout {
+  std::vector<std::vector<int>> activations;  // [block input 0..L][micro-batch slot]
+  std::vector<std::vector<int>> saved;  // [block][micro-batch slot], kept; empty: saved_scratch
+  int saved_scratch = -1;
+  std::vector<int> gradients;   // d(activation) per micro-batch slot
+  std::vector<int> head_state;  // per micro-batch slot
+  int workspace = -1;
+  int dx_host = -1;  // separate device: d(x) of one micro-batch, for the embedding
+  int logits_device = -1;
+  std::vector<int> weight_slots;
+  std::vector<int> gradient_slots;
+  std::vector<int> staging_param, staging_state;
+  std::vector<int> landing;  // host: fp32 gradients of one tile
+  std::vector<int> store_param,
+      store_state;  // per unit: kStore pseudo-buffers, the unit's flat layout
+};
+
+// Sizes every buffer and gives it an address. Fills plan.buffers, units, arenas, memory table,
+// lanes and peaks.
+[[nodiscard]] Layout lay_out_memory(const ModelSpec& model,
+                                    const PlanSettings& settings,
+                                    const Choices& choices,
+                                    Plan& plan);
+
+// Fills the programs of a plan whose memory is laid out, with waits and durations.
+void build_programs(const ModelSpec& model,
+                    const PlanSettings& settings,
+                    const MachineProfile& machine,
+                    const Choices& choices,
+                    const Layout& layout,
+                    Plan& plan);
+
+// True where backward writes fp32 gradients straight into the held buffer; otherwise they pass
+// through a device slot.
+[[nodiscard]] bool gradient_is_direct(const Plan& plan, const UnitPlan& unit);
+
+// Simulates a program: fills queue times; returns the step's prediction (without variant name).
+[[nodiscard]] Prediction simulate(const Program& program);
+
+}  // namespace headrace::plan

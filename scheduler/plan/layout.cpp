@@ -1,0 +1,399 @@
+// Memory of a plan: every buffer's size and address, and the table of what it is for. Addresses are
+// handed out once, in order; nothing is freed within a run, so nothing fragments, and the peak of a
+// tier is the size of its arena.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <numeric>
+
+#include "core/assert.hpp"
+#include "scheduler/plan/choices.hpp"
+
+namespace headrace::plan {
+
+namespace {
+
+constexpr std::size_t kPageBytes = 4096;
+
+std::size_t round_to_page(std::size_t bytes) {
+  return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
+}
+
+std::size_t fp32_bytes(std::int64_t elements) {
+  return static_cast<std::size_t>(elements) * 4;
+}
+
+// Hands out addresses and keeps the memory table.
+class Memory {
+ public:
+  Memory(Plan& plan, bool separate_device) : plan_(plan), separate_(separate_device) {}
+
+  int add(const char* purpose, std::string name, MemoryTier tier, std::size_t bytes) {
+    const bool device = tier == MemoryTier::kDevice && separate_;
+    std::size_t& used = device ? plan_.device_arena_bytes : plan_.host_arena_bytes;
+    Buffer buffer{.name = std::move(name),
+                  .tier = device ? MemoryTier::kDevice : MemoryTier::kHost,
+                  .offset = used,
+                  .bytes = bytes};
+    const std::size_t rounded = round_to_page(bytes);
+    used += rounded;
+    MemoryRow& row = row_of(purpose);
+    (device ? row.device_bytes : row.host_bytes) += rounded;
+    plan_.buffers.push_back(std::move(buffer));
+    return static_cast<int>(plan_.buffers.size()) - 1;
+  }
+
+  int add_store(std::string name, std::size_t bytes) {
+    plan_.buffers.push_back(
+        {.name = std::move(name), .tier = MemoryTier::kStore, .offset = 0, .bytes = bytes});
+    return static_cast<int>(plan_.buffers.size()) - 1;
+  }
+
+  MemoryRow& row_of(const std::string& purpose) {
+    const auto found = std::find_if(plan_.memory.begin(),
+                                    plan_.memory.end(),
+                                    [&](const MemoryRow& row) { return row.purpose == purpose; });
+    HEADRACE_ASSERT(found != plan_.memory.end(), "a purpose of the memory table");
+    return *found;
+  }
+
+ private:
+  Plan& plan_;
+  bool separate_;
+};
+
+struct Context {
+  const ModelSpec& model;
+  const PlanSettings& settings;
+  const Choices& choices;
+  Plan& plan;
+  Layout& layout;
+  Memory memory;
+  bool training;
+  int slots;  // micro-batches whose activations are alive together
+};
+
+bool trainable(const UnitPlan& unit) {
+  return std::any_of(
+      unit.tiles.begin(), unit.tiles.end(), [](const TileSpec& tile) { return !tile.frozen; });
+}
+
+// fp32 while the host still adds to it: several micro-batches in batch-major order, or the two
+// accumulators of a tied matrix.
+Dtype gradient_storage(const Context& context, std::size_t unit) {
+  const bool host_adds =
+      context.choices.traversal == Traversal::kBatchMajor && context.model.accumulate > 1;
+  const bool tied_matrix = unit == 0 && context.model.tied;
+  return context.settings.grad == Dtype::kBf16 && !host_adds && !tied_matrix ? Dtype::kBf16
+                                                                             : Dtype::kF32;
+}
+
+void place_unit(Context& context, std::size_t u) {
+  const UnitSpec& spec = context.model.units[u];
+  const UnitChoice& choice = context.choices.units[u];
+  UnitPlan unit;
+  unit.home = choice.state_home;
+  unit.tiles = cut_tiles(spec, context.choices.tile_elements);
+  // The embedding is looked up on the host: its master never lives on a separate device.
+  const bool on_device = choice.state_home == Home::kDevice && context.settings.separate_device &&
+                         spec.kind != UnitKind::kEmbedding;
+  if (choice.state_home == Home::kDevice && !on_device) {
+    unit.home = Home::kHost;
+  }
+  const MemoryTier tier = on_device ? MemoryTier::kDevice : MemoryTier::kHost;
+  if (choice.master_in_memory) {
+    unit.master =
+        context.memory.add("weights", spec.name + ".master", tier, fp32_bytes(spec.elements));
+  }
+  // On an aliasing device the master itself is what the kernels read.
+  unit.pinned =
+      context.settings.separate_device ? choice.pinned || on_device : choice.master_in_memory;
+  if (unit.pinned) {
+    const bool own_copy = context.settings.separate_device && !on_device && !spec.pieces.empty();
+    unit.weights =
+        own_copy
+            ? context.memory.add(
+                  "weights", spec.name + ".weights", MemoryTier::kDevice, fp32_bytes(spec.elements))
+            : unit.master;
+  }
+  std::size_t state_bytes = 0;
+  for (const TileSpec& tile : unit.tiles) {
+    unit.state_offset.push_back(state_bytes);
+    state_bytes += tile.frozen ? 0 : 2 * fp32_bytes(tile.elements);
+  }
+  if (context.training && trainable(unit)) {
+    if (unit.home != Home::kNvme) {
+      unit.state = context.memory.add("state", spec.name + ".state", tier, state_bytes);
+    }
+    unit.gradient_storage = gradient_storage(context, u);
+    const std::size_t bytes =
+        static_cast<std::size_t>(spec.elements) * dtype_bytes(unit.gradient_storage);
+    unit.gradient = context.memory.add("gradients", spec.name + ".gradient", tier, bytes);
+  }
+  context.layout.store_param.push_back(
+      context.memory.add_store(spec.name + ".param", fp32_bytes(spec.elements)));
+  context.layout.store_state.push_back(
+      context.memory.add_store(spec.name + ".state", 2 * fp32_bytes(spec.elements)));
+  context.plan.units.push_back(std::move(unit));
+}
+
+void place_activations(Context& context) {
+  const ModelSpec& model = context.model;
+  const std::size_t bytes = model.activation_bytes();
+  const std::size_t blocks = model.units.size() - 2;
+  Plan& plan = context.plan;
+  Layout& layout = context.layout;
+  const auto accumulate = static_cast<std::size_t>(model.accumulate);
+  plan.tokens_x =
+      context.memory.add("activations", "embedding.x", MemoryTier::kHost, bytes * accumulate);
+  layout.activations.resize(blocks + 1);
+  // On an aliasing device the embedding's output is the first block's input, where it lies.
+  const std::size_t first_own = context.settings.separate_device ? 0 : 1;
+  for (std::size_t u = first_own; u <= blocks; ++u) {
+    if (!context.training && u >= first_own + 2) {
+      layout.activations[u] =
+          layout.activations[u - 2];  // without a backward pass two in turn are enough
+      continue;
+    }
+    for (int k = 0; k < context.slots; ++k) {
+      layout.activations[u].push_back(context.memory.add(
+          "activations", fmt::format("activation.{}.{}", u, k), MemoryTier::kDevice, bytes));
+    }
+  }
+  if (context.training) {
+    for (int k = 0; k < context.slots; ++k) {
+      layout.gradients.push_back(context.memory.add(
+          "activations", fmt::format("activation_gradient.{}", k), MemoryTier::kDevice, bytes));
+    }
+    if (context.settings.separate_device) {
+      layout.dx_host = context.memory.add("activations", "embedding.dx", MemoryTier::kHost, bytes);
+    }
+  }
+}
+
+void place_saved(Context& context) {
+  const ModelSpec& model = context.model;
+  std::size_t largest = 0;
+  for (std::size_t u = 1; u + 1 < model.units.size(); ++u) {
+    largest = std::max(largest, model.units[u].cost.saved_bytes);
+  }
+  context.plan.keep_activations = context.training && context.choices.keep_activations;
+  if (context.plan.keep_activations) {
+    for (std::size_t u = 1; u + 1 < model.units.size(); ++u) {
+      std::vector<int> of_unit;
+      for (int k = 0; k < context.slots; ++k) {
+        of_unit.push_back(context.memory.add("activations",
+                                             fmt::format("saved.{}.{}", u, k),
+                                             MemoryTier::kDevice,
+                                             model.units[u].cost.saved_bytes));
+      }
+      context.layout.saved.push_back(std::move(of_unit));
+    }
+  } else if (largest > 0) {
+    context.layout.saved_scratch =
+        context.memory.add("activations", "saved", MemoryTier::kDevice, largest);
+  }
+}
+
+void place_head(Context& context) {
+  const ModelSpec& model = context.model;
+  const auto accumulate = static_cast<std::size_t>(model.accumulate);
+  Plan& plan = context.plan;
+  for (int k = 0; k < context.slots; ++k) {
+    context.layout.head_state.push_back(context.memory.add(
+        "logits", fmt::format("head.state.{}", k), MemoryTier::kDevice, model.head.state_bytes));
+  }
+  const std::size_t target_bytes = accumulate * static_cast<std::size_t>(model.rows()) * 4;
+  plan.targets_host = context.memory.add("staging", "targets", MemoryTier::kHost, target_bytes);
+  plan.losses_host = context.memory.add("staging", "losses", MemoryTier::kHost, accumulate * 8);
+  plan.targets_device = plan.targets_host;
+  plan.losses_device = plan.losses_host;
+  if (context.settings.separate_device) {
+    plan.targets_device =
+        context.memory.add("staging", "targets.device", MemoryTier::kDevice, target_bytes);
+    plan.losses_device =
+        context.memory.add("staging", "losses.device", MemoryTier::kDevice, accumulate * 8);
+  }
+  if (context.settings.purpose == Purpose::kGenerate) {
+    const std::size_t logits_bytes = static_cast<std::size_t>(model.vocab) * 4;
+    plan.logits_host = context.memory.add("logits", "logits", MemoryTier::kHost, logits_bytes);
+    context.layout.logits_device =
+        context.settings.separate_device
+            ? context.memory.add("logits", "logits.device", MemoryTier::kDevice, logits_bytes)
+            : plan.logits_host;
+  }
+}
+
+void place_workspace(Context& context) {
+  std::size_t unit_bytes = 0;
+  for (const UnitSpec& unit : context.model.units) {
+    unit_bytes = std::max({unit_bytes,
+                           unit.cost.forward_workspace_bytes,
+                           context.training ? unit.cost.backward_workspace_bytes : 0});
+  }
+  const HeadSpec& head = context.model.head;
+  std::size_t logits_bytes =
+      std::max(head.score.forward_workspace_bytes,
+               context.training ? head.gradient.backward_workspace_bytes : 0);
+  // One workspace serves both; what the head needs beyond the blocks is counted as logits.
+  context.layout.workspace =
+      context.memory.add("workspace",
+                         "workspace",
+                         MemoryTier::kDevice,
+                         std::max({unit_bytes, logits_bytes, std::size_t{64}}));
+  if (logits_bytes > unit_bytes) {
+    MemoryRow& workspace = context.memory.row_of("workspace");
+    MemoryRow& logits = context.memory.row_of("logits");
+    const std::size_t extra = round_to_page(logits_bytes) - round_to_page(unit_bytes);
+    (context.settings.separate_device ? workspace.device_bytes : workspace.host_bytes) -= extra;
+    (context.settings.separate_device ? logits.device_bytes : logits.host_bytes) += extra;
+  }
+}
+
+void place_row_accumulators(Context& context) {
+  if (!context.training || !trainable(context.plan.units[0])) {
+    return;
+  }
+  std::int64_t slots = 0;
+  for (const RowTable& table : context.model.tables) {
+    const std::int64_t touched = table.index == RowTable::Index::kToken
+                                     ? context.model.rows() * context.model.accumulate
+                                     : context.model.seq_len;
+    slots += std::min(table.rows, touched);
+  }
+  context.plan.row_accumulators = context.memory.add("gradients",
+                                                     "embedding.row_sums",
+                                                     MemoryTier::kHost,
+                                                     fp32_bytes(slots * context.model.hidden));
+}
+
+// Slots of the device through which weights and gradients stream, and the staging of tiles on the
+// host.
+void place_slots(Context& context) {
+  std::int64_t weights_max = 0, gradients_max = 0, tile_max = 0, state_tile_max = 0;
+  bool landing = false;
+  for (std::size_t u = 0; u < context.model.units.size(); ++u) {
+    const UnitSpec& spec = context.model.units[u];
+    const UnitPlan& unit = context.plan.units[u];
+    const bool through_slot = unit.gradient >= 0 && !gradient_is_direct(context.plan, unit);
+    for (const PieceSpec& piece : spec.pieces) {
+      weights_max = std::max(weights_max, unit.pinned ? 0 : piece.elements);
+      gradients_max = std::max(gradients_max, through_slot ? piece.elements : 0);
+    }
+    for (const TileSpec& tile : unit.tiles) {
+      tile_max = std::max(tile_max, unit.master < 0 ? tile.elements : 0);
+      state_tile_max = std::max(
+          state_tile_max,
+          unit.home == Home::kNvme && !tile.frozen && context.training ? tile.elements : 0);
+    }
+    landing =
+        landing || through_slot || (unit.gradient >= 0 && unit.gradient_storage == Dtype::kBf16);
+  }
+  Layout& layout = context.layout;
+  for (int i = 0; weights_max > 0 && i <= context.choices.lookahead; ++i) {
+    layout.weight_slots.push_back(context.memory.add("weights",
+                                                     fmt::format("weights.slot.{}", i),
+                                                     MemoryTier::kDevice,
+                                                     fp32_bytes(weights_max)));
+  }
+  for (int i = 0; gradients_max > 0 && i < 2; ++i) {
+    layout.gradient_slots.push_back(context.memory.add("gradients",
+                                                       fmt::format("gradient.slot.{}", i),
+                                                       MemoryTier::kDevice,
+                                                       fp32_bytes(gradients_max)));
+  }
+  const bool staged = tile_max > 0 || state_tile_max > 0;
+  for (int i = 0; staged && i < context.choices.staging_slots; ++i) {
+    layout.staging_param.push_back(context.memory.add(
+        "staging", fmt::format("staging.param.{}", i), MemoryTier::kHost, fp32_bytes(tile_max)));
+    layout.staging_state.push_back(context.memory.add("staging",
+                                                      fmt::format("staging.state.{}", i),
+                                                      MemoryTier::kHost,
+                                                      2 * fp32_bytes(state_tile_max)));
+  }
+  context.plan.lanes = staged ? 2 * context.choices.staging_slots : 0;
+  std::int64_t landing_max = 0;
+  for (const UnitPlan& unit : context.plan.units) {
+    for (const TileSpec& tile : unit.tiles) {
+      landing_max = std::max(landing_max, tile.frozen ? 0 : tile.elements);
+    }
+  }
+  for (int i = 0; landing && i < 2; ++i) {
+    layout.landing.push_back(context.memory.add(
+        "staging", fmt::format("landing.{}", i), MemoryTier::kHost, fp32_bytes(landing_max)));
+  }
+}
+
+void count_store(Context& context) {
+  MemoryRow& weights = context.memory.row_of("weights");
+  MemoryRow& state = context.memory.row_of("state");
+  for (std::size_t u = 0; u < context.model.units.size(); ++u) {
+    weights.nvme_bytes += fp32_bytes(context.model.units[u].elements);
+    for (const TileSpec& tile : context.plan.units[u].tiles) {
+      state.nvme_bytes += tile.frozen ? 0 : 2 * fp32_bytes(tile.elements);
+    }
+  }
+  context.plan.nvme_bytes = context.training ? weights.nvme_bytes + state.nvme_bytes : 0;
+  if (!context.training) {
+    weights.nvme_bytes = state.nvme_bytes = 0;
+  }
+}
+
+}  // namespace
+
+bool gradient_is_direct(const Plan& plan, const UnitPlan& unit) {
+  const bool same_tier = !plan.separate_device || unit.home == Home::kDevice;
+  return same_tier && unit.gradient_storage == Dtype::kF32;
+}
+
+Layout lay_out_memory(const ModelSpec& model,
+                      const PlanSettings& settings,
+                      const Choices& choices,
+                      Plan& plan) {
+  Layout layout;
+  plan.traversal = choices.traversal;
+  plan.update = choices.update;
+  plan.lookahead = choices.lookahead;
+  plan.tile_elements = choices.tile_elements;
+  plan.grad = settings.grad;
+  plan.separate_device = settings.separate_device;
+  plan.process_bytes = settings.process_bytes;
+  for (const char* purpose : {"weights",
+                              "gradients",
+                              "state",
+                              "activations",
+                              "logits",
+                              "workspace",
+                              "staging",
+                              "process",
+                              "reserve"}) {
+    plan.memory.push_back(
+        {.purpose = purpose, .device_bytes = 0, .host_bytes = 0, .nvme_bytes = 0});
+  }
+  Context context{.model = model,
+                  .settings = settings,
+                  .choices = choices,
+                  .plan = plan,
+                  .layout = layout,
+                  .memory = Memory(plan, settings.separate_device),
+                  .training = settings.purpose == Purpose::kTrain,
+                  .slots = choices.traversal == Traversal::kLayerMajor
+                               ? static_cast<int>(model.accumulate)
+                               : 1};
+  for (std::size_t u = 0; u < model.units.size(); ++u) {
+    place_unit(context, u);
+  }
+  place_activations(context);
+  place_saved(context);
+  place_head(context);
+  place_workspace(context);
+  place_row_accumulators(context);
+  place_slots(context);
+  count_store(context);
+  context.memory.row_of("process").host_bytes = settings.process_bytes;
+  plan.device_peak_bytes = plan.device_arena_bytes;
+  plan.host_peak_bytes = plan.host_arena_bytes;
+  return layout;
+}
+
+}  // namespace headrace::plan

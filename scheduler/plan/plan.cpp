@@ -1,0 +1,422 @@
+// The search: which complete set of choices fits the budgets and is predicted fastest; and, when
+// none fits, the nearest that would.
+#include "scheduler/plan/plan.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <functional>
+
+#include "core/assert.hpp"
+#include "core/quantity.hpp"
+#include "scheduler/plan/builder.hpp"
+#include "scheduler/plan/choices.hpp"
+
+namespace headrace::plan {
+
+namespace {
+
+constexpr double kSecondsPerDay = 86400;
+constexpr double kEnduranceBytesPerByte = 600;  // 600 TBW per TB of capacity, where unknown
+constexpr std::size_t kMebibyte = std::size_t{1} << 20;
+
+struct Candidate {
+  Plan plan;
+  Choices choices;
+  Layout layout;
+};
+
+Candidate lay_out_candidate(const ModelSpec& model,
+                            const PlanSettings& settings,
+                            const Choices& choices) {
+  Candidate candidate;
+  candidate.choices = choices;
+  candidate.layout = lay_out_memory(model, settings, choices, candidate.plan);
+  return candidate;
+}
+
+bool fits(const Plan& plan, const PlanSettings& settings) {
+  const std::size_t device_cap =
+      settings.device_memory_bytes.value_or(settings.device_available_bytes);
+  return plan.host_arena_bytes <= settings.host_memory_bytes &&
+         (!settings.separate_device || plan.device_arena_bytes <= device_cap);
+}
+
+// Everything where `place` says; without one, everything on NVMe and nothing pinned: the least
+// memory.
+std::vector<UnitChoice> base_units(const ModelSpec& model, const PlanSettings& settings) {
+  const bool training = settings.purpose == Purpose::kTrain;
+  const Home home = settings.place.value_or(training ? Home::kNvme : Home::kHost);
+  UnitChoice choice{
+      .state_home = home, .master_in_memory = home != Home::kNvme, .pinned = home == Home::kDevice};
+  return std::vector<UnitChoice>(model.units.size(), choice);
+}
+
+// Turns on, one at a time and in the order of benefit per byte, what still fits: weights kept on
+// the device (each is read twice a step), masters in host memory (read and written), then state. A
+// forced place is left as it is, save what stays on the device.
+void fill(const ModelSpec& model, const PlanSettings& settings, Choices& choices) {
+  const auto attempt = [&](const std::function<void(UnitChoice&)>& change) {
+    for (UnitChoice& unit : choices.units) {
+      const UnitChoice before = unit;
+      change(unit);
+      if (!fits(lay_out_candidate(model, settings, choices).plan, settings)) {
+        unit = before;
+        return;  // later units are of the same size or larger: stop at the first that does not fit
+      }
+    }
+  };
+  if (settings.separate_device) {
+    attempt([](UnitChoice& unit) { unit.pinned = true; });
+  }
+  if (settings.place) {
+    return;
+  }
+  attempt([](UnitChoice& unit) { unit.master_in_memory = true; });
+  attempt([](UnitChoice& unit) { unit.state_home = Home::kHost; });
+}
+
+std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& settings) {
+  std::vector<Traversal> traversals = {Traversal::kLayerMajor};
+  if (model.accumulate > 1) {
+    traversals.push_back(Traversal::kBatchMajor);
+  }
+  if (settings.traversal) {
+    traversals = {*settings.traversal};
+  }
+  const std::vector<int> lookaheads =
+      settings.lookahead ? std::vector<int>{*settings.lookahead} : std::vector<int>{2, 1};
+  const std::vector<std::int64_t> tiles =
+      settings.tile_elements ? std::vector<std::int64_t>{*settings.tile_elements}
+                             : std::vector<std::int64_t>{16 * kBlockElements, 4 * kBlockElements};
+  std::vector<Choices> all;
+  for (const Traversal traversal : traversals) {
+    for (const bool keep : {true, false}) {
+      for (const int lookahead : lookaheads) {
+        for (const std::int64_t tile : tiles) {
+          Choices choices;
+          choices.traversal = traversal;
+          choices.update = settings.update.value_or(Update::kHeld);
+          choices.lookahead = lookahead;
+          // Two tiles ahead for each piece ahead: one being read, one being updated, one being
+          // written.
+          choices.staging_slots = tile > 4 * kBlockElements ? 2 + lookahead : 2 * (1 + lookahead);
+          choices.tile_elements = tile;
+          choices.keep_activations = keep && settings.purpose == Purpose::kTrain;
+          choices.units = base_units(model, settings);
+          all.push_back(std::move(choices));
+        }
+      }
+      if (settings.purpose != Purpose::kTrain) {
+        break;  // nothing to keep
+      }
+    }
+  }
+  return all;
+}
+
+void add_prediction(Plan& plan,
+                    const std::string& variant,
+                    const std::vector<Prediction>& parts,
+                    double extra_write_seconds = 0,
+                    std::uint64_t commit_bytes = 0) {
+  Prediction total;
+  total.variant = variant;
+  for (const Prediction& part : parts) {
+    total.seconds += part.seconds;
+    for (const auto& [key, value] : part.busy_seconds) {
+      total.busy_seconds[key] += value;
+    }
+    for (const auto& [key, value] : part.stall_seconds) {
+      total.stall_seconds[key] += value;
+    }
+    for (const auto& [key, value] : part.link_bytes) {
+      total.link_bytes[key] += value;
+    }
+  }
+  if (commit_bytes > 0) {
+    total.seconds += extra_write_seconds;
+    total.busy_seconds["nvme"] += extra_write_seconds;
+    total.link_bytes["commit"] += commit_bytes;
+  }
+  for (const auto& [key, value] : total.busy_seconds) {
+    total.bound_seconds = std::max(total.bound_seconds, value);
+  }
+  plan.predictions.push_back(std::move(total));
+}
+
+std::uint64_t memory_tile_bytes(const ModelSpec& model, const Plan& plan) {
+  std::uint64_t bytes = 0;
+  for (std::size_t u = 0; u < plan.units.size(); ++u) {
+    if (plan.units[u].master >= 0) {
+      bytes += static_cast<std::uint64_t>(model.units[u].elements) * 4;
+    }
+    if (plan.units[u].state >= 0) {
+      bytes += plan.buffers[static_cast<std::size_t>(plan.units[u].state)].bytes;
+    }
+  }
+  return bytes;
+}
+
+void predict(const ModelSpec& model,
+             const PlanSettings& settings,
+             const MachineProfile& machine,
+             Plan& plan) {
+  const Prediction evaluation = simulate(plan.evaluation);
+  if (settings.purpose == Purpose::kTrain) {
+    const Prediction compute = simulate(plan.compute);
+    const Prediction drain = simulate(plan.drain);
+    const bool held = plan.update == Update::kHeld;
+    const std::vector<Prediction> steady =
+        held ? std::vector<Prediction>{simulate(plan.compute_held)}
+             : std::vector<Prediction>{compute, drain};
+    std::vector<Prediction> steady_drained = steady;
+    if (held) {
+      steady_drained.push_back(drain);
+    }
+    const std::uint64_t commit_bytes = memory_tile_bytes(model, plan);
+    double write_rate = machine.nvme_write_bytes_per_s > 0 ? machine.nvme_write_bytes_per_s : 1e9;
+    write_rate =
+        settings.nvme_write_cap ? std::min(write_rate, *settings.nvme_write_cap) : write_rate;
+    add_prediction(plan, "first", held ? std::vector<Prediction>{compute} : steady);
+    add_prediction(plan, "steady", steady);
+    add_prediction(plan,
+                   "commit",
+                   steady_drained,
+                   static_cast<double>(commit_bytes) / write_rate,
+                   commit_bytes);
+    add_prediction(plan, "skipped", {compute});
+    add_prediction(plan, "last", steady_drained);
+  }
+  add_prediction(plan, "evaluation", {evaluation});
+}
+
+void count_wear(const PlanSettings& settings, const MachineProfile& machine, Plan& plan) {
+  const Prediction* steady = find_prediction(plan, "steady");
+  if (steady == nullptr) {
+    return;
+  }
+  const auto written = steady->link_bytes.find("nvme_write");
+  plan.written_bytes_per_step = written == steady->link_bytes.end() ? 0 : written->second;
+  if (plan.written_bytes_per_step == 0 || steady->seconds <= 0) {
+    return;
+  }
+  plan.written_bytes_per_day =
+      static_cast<double>(plan.written_bytes_per_step) / steady->seconds * kSecondsPerDay;
+  double endurance = settings.endurance_bytes.value_or(0);
+  if (endurance <= 0) {
+    endurance = kEnduranceBytesPerByte * static_cast<double>(machine.nvme_capacity_bytes);
+    if (endurance > 0) {
+      plan.notes.push_back(
+          "the drive's endurance is unknown: 600 TBW per TB of capacity assumed (set tiers.nvme "
+          "endurance)");
+    }
+  }
+  if (endurance <= 0) {
+    plan.notes.push_back(
+        "the drive's capacity and endurance are unknown: its life is not predicted");
+    return;
+  }
+  plan.drive_life_days = endurance / plan.written_bytes_per_day;
+  const double run_bytes =
+      static_cast<double>(plan.written_bytes_per_step) * static_cast<double>(settings.steps);
+  if (run_bytes > endurance / 10) {
+    const std::size_t wanted = plan.host_arena_bytes + plan.nvme_bytes;
+    plan.wear_warning = fmt::format(
+        "this run would write {} to the drive, {:.0f} % of its life; keep the state in memory: "
+        "--set tiers.host_memory=\"{}MiB\", or fewer, larger steps: "
+        "--set batch.accumulate=N",
+        format_bytes(static_cast<std::uint64_t>(run_bytes)),
+        100 * run_bytes / endurance,
+        (wanted + kMebibyte - 1) / kMebibyte);
+  }
+}
+
+// The plan with the least memory among what the settings leave open.
+Plan smallest(const ModelSpec& model, const PlanSettings& settings) {
+  std::optional<Plan> best;
+  for (const Choices& choices : enumerate(model, settings)) {
+    Plan plan = lay_out_candidate(model, settings, choices).plan;
+    if (!best || plan.device_arena_bytes + plan.host_arena_bytes <
+                     best->device_arena_bytes + best->host_arena_bytes) {
+      best = std::move(plan);
+    }
+  }
+  HEADRACE_ASSERT(best.has_value(), "there is always a smallest plan");
+  return *std::move(best);
+}
+
+std::string mebibytes(std::size_t bytes) {
+  return fmt::format("{}MiB", (bytes + kMebibyte - 1) / kMebibyte);
+}
+
+struct Way {
+  std::string sets;  // "--set a=b --set c=d"
+  ModelSpec model;
+  PlanSettings settings;
+};
+
+// What could be changed, nearest first: budgets up to what the machine has, a freer place, bf16
+// gradients, smaller micro-batches.
+std::vector<Way> ways_out(const ModelSpec& model, const PlanSettings& settings) {
+  std::vector<Way> ways;
+  std::vector<Way> bases = {{.sets = "", .model = model, .settings = settings}};
+  if (settings.place == Home::kHost || settings.place == Home::kDevice) {
+    Way way = bases.front();
+    way.settings.place = Home::kNvme;
+    way.sets = " --set tiers.place=\"nvme\"";
+    bases.push_back(way);
+  }
+  if (settings.purpose == Purpose::kTrain && settings.grad == Dtype::kF32) {
+    Way way = bases.back();
+    way.settings.grad = Dtype::kBf16;
+    way.sets += " --set precision.grad=\"bf16\"";
+    bases.push_back(way);
+  }
+  for (const Way& base : bases) {
+    ways.push_back(base);
+    const Plan plan = smallest(base.model, base.settings);
+    Way raised = base;
+    if (plan.host_arena_bytes > base.settings.host_memory_bytes) {
+      raised.settings.host_memory_bytes =
+          (plan.host_arena_bytes + kMebibyte - 1) / kMebibyte * kMebibyte;
+      raised.sets +=
+          fmt::format(" --set tiers.host_memory=\"{}\"", mebibytes(plan.host_arena_bytes));
+    }
+    const std::size_t device_cap =
+        base.settings.device_memory_bytes.value_or(base.settings.device_available_bytes);
+    if (base.settings.separate_device && plan.device_arena_bytes > device_cap) {
+      raised.settings.device_memory_bytes =
+          (plan.device_arena_bytes + kMebibyte - 1) / kMebibyte * kMebibyte;
+      raised.sets +=
+          fmt::format(" --set tiers.device_memory=\"{}\"", mebibytes(plan.device_arena_bytes));
+    }
+    const bool possible =
+        raised.settings.host_memory_bytes + (raised.settings.separate_device
+                                                 ? raised.settings.device_memory_bytes.value_or(0)
+                                                 : 0) <=
+        settings.host_available_bytes;
+    if (possible) {
+      ways.push_back(raised);
+    }
+  }
+  return ways;
+}
+
+Error refusal(const ModelSpec& model, const PlanSettings& settings) {
+  const Plan plan = smallest(model, settings);
+  const std::size_t device_cap =
+      settings.device_memory_bytes.value_or(settings.device_available_bytes);
+  std::string why =
+      fmt::format("the smallest plan needs {} of host memory (tiers.host_memory is {})",
+                  format_bytes(plan.host_arena_bytes),
+                  format_bytes(settings.host_memory_bytes));
+  if (settings.separate_device) {
+    why += fmt::format(" and {} of device memory (tiers.device_memory is {})",
+                       format_bytes(plan.device_arena_bytes),
+                       format_bytes(device_cap));
+  }
+  std::string hint =
+      "no single change helps: use a smaller model, batch.micro_batch or batch.seq_len, or a "
+      "machine with more memory";
+  for (const Way& way : ways_out(model, settings)) {
+    if (!way.sets.empty() && fits(smallest(way.model, way.settings), way.settings)) {
+      hint = "the nearest plan that fits:" + way.sets;
+      break;
+    }
+  }
+  return does_not_fit_error("the run does not fit")
+      .with_why(std::move(why))
+      .with_hint(std::move(hint));
+}
+
+void build(const ModelSpec& model,
+           const PlanSettings& settings,
+           const MachineProfile& machine,
+           Candidate& candidate) {
+  build_programs(model, settings, machine, candidate.choices, candidate.layout, candidate.plan);
+  predict(model, settings, machine, candidate.plan);
+}
+
+double figure_of_merit(const Plan& plan) {
+  const Prediction* steady = find_prediction(plan, "steady");
+  return steady != nullptr ? steady->seconds : find_prediction(plan, "evaluation")->seconds;
+}
+
+}  // namespace
+
+const char* home_name(Home home) {
+  return home == Home::kDevice ? "device" : home == Home::kHost ? "host" : "nvme";
+}
+
+const char* traversal_name(Traversal traversal) {
+  return traversal == Traversal::kLayerMajor ? "layer-major" : "batch-major";
+}
+
+const char* update_name(Update update) {
+  return update == Update::kHeld ? "held" : "after-backward";
+}
+
+void build_programs(const ModelSpec& model,
+                    const PlanSettings& settings,
+                    const MachineProfile& machine,
+                    const Choices& choices,
+                    const Layout& layout,
+                    Plan& plan) {
+  const BuilderInputs inputs{
+      .model = model, .settings = settings, .machine = machine, .layout = layout, .plan = plan};
+  const auto make = [&](const char* name, const std::function<void(Builder&)>& fill_program) {
+    Builder builder(inputs, name);
+    fill_program(builder);
+    return builder.take();
+  };
+  if (settings.purpose == Purpose::kTrain) {
+    plan.compute = make("compute", [](Builder& builder) { builder.training_step(false); });
+    plan.drain = make("drain", [](Builder& builder) { builder.drain(); });
+    if (choices.update == Update::kHeld) {
+      plan.compute_held =
+          make("compute.held", [](Builder& builder) { builder.training_step(true); });
+    }
+  }
+  plan.evaluation = make("evaluation", [](Builder& builder) { builder.evaluation(); });
+}
+
+const Prediction* find_prediction(const Plan& plan, const std::string& variant) {
+  const auto found = std::find_if(
+      plan.predictions.begin(), plan.predictions.end(), [&](const Prediction& prediction) {
+        return prediction.variant == variant;
+      });
+  return found == plan.predictions.end() ? nullptr : &*found;
+}
+
+Result<Plan> make_plan(const ModelSpec& model,
+                       const PlanSettings& asked,
+                       const MachineProfile& machine) {
+  PlanSettings settings = asked;
+  if (settings.purpose != Purpose::kTrain) {
+    settings.place.reset();  // there is no state to place; the weights are in host memory
+  }
+  std::optional<Candidate> best;
+  for (Choices& choices : enumerate(model, settings)) {
+    if (!fits(lay_out_candidate(model, settings, choices).plan, settings)) {
+      continue;
+    }
+    fill(model, settings, choices);
+    Candidate candidate = lay_out_candidate(model, settings, choices);
+    build(model, settings, machine, candidate);
+    // Only a clear gain justifies a later candidate: predictions are not that sharp.
+    if (!best || figure_of_merit(candidate.plan) < 0.99 * figure_of_merit(best->plan)) {
+      best = std::move(candidate);
+    }
+  }
+  if (!best) {
+    return refusal(model, settings);
+  }
+  count_wear(settings, machine, best->plan);
+  if (machine.gemm_fp32_flops_per_s <= 0) {
+    best->plan.notes.push_back("no machine profile: times are guesses for a modest desktop");
+  }
+  return std::move(best->plan);
+}
+
+}  // namespace headrace::plan
