@@ -1,0 +1,71 @@
+// The log goes to stderr and its file, never to stdout.
+#include "core/log.hpp"
+
+#include <gtest/gtest.h>
+
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "core/files.hpp"
+#include "core/test_folder.hpp"
+
+namespace headrace {
+namespace {
+
+TEST(Log, StdoutStaysCleanAndLevelsFilterStderr) {
+  ::testing::internal::CaptureStdout();
+  ::testing::internal::CaptureStderr();
+  log_info("shown");
+  log_debug("hidden");
+  set_log_level(LogLevel::kError);
+  log_warning("quiet");
+  log_error("loud {} %s");
+  set_log_level(LogLevel::kInfo);
+  const std::string standard_output = ::testing::internal::GetCapturedStdout();
+  const std::string standard_error = ::testing::internal::GetCapturedStderr();
+  EXPECT_EQ(standard_output, "");
+  EXPECT_NE(standard_error.find("shown"), std::string::npos);
+  EXPECT_EQ(standard_error.find("hidden"), std::string::npos);
+  EXPECT_EQ(standard_error.find("quiet"), std::string::npos);
+  EXPECT_NE(standard_error.find("loud {} %s"), std::string::npos);
+}
+
+TEST(Log, TheFileTakesEveryLevelAndWholeLinesFromManyThreads) {
+  const TestFolder folder;
+  set_log_level(LogLevel::kOff);
+  ASSERT_TRUE(set_log_file(folder.path("run.log")));
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t) {
+    threads.emplace_back([] {
+      for (int i = 0; i < 200; ++i) {
+        log_debug("a line of text that must stay whole");
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  close_log_file();
+  log_debug("after closing");
+  set_log_level(LogLevel::kInfo);
+  const std::string text = read_file(folder.path("run.log"), 1U << 20U).value();
+  std::size_t lines = 0;
+  for (std::size_t at = 0; at < text.size();) {
+    const std::size_t end = text.find('\n', at);
+    ASSERT_NE(end, std::string::npos);
+    EXPECT_TRUE(text.substr(at, end - at).ends_with("debug a line of text that must stay whole"));
+    at = end + 1;
+    ++lines;
+  }
+  EXPECT_EQ(lines, 800U);
+}
+
+TEST(Log, AFileThatCannotBeOpenedIsAnError) {
+  const TestFolder folder;
+  ASSERT_TRUE(write_file_atomically(folder.path("file"), ""));
+  EXPECT_FALSE(set_log_file(folder.path("file/run.log")));
+}
+
+}  // namespace
+}  // namespace headrace
