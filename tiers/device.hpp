@@ -1,4 +1,8 @@
-// A device: an arena, a compute queue, and the two links to the host as queues. The CPU implements it both ways (tiers/cpu).
+// A device: a compute queue, and the two links between its memory and the host's as queues. The CPU
+// implements it both ways (tiers/cpu). Its memory is an Arena of Tier::kDevice, made by the
+// executor from the plan.
+//
+// Threads: the scheduler's. Failure: a factory's Result; afterwards the runtime's fault.
 #pragma once
 
 #include <cstddef>
@@ -13,8 +17,9 @@
 
 namespace headrace::tiers {
 
-// The cores of the machine as one resource. On the CPU device the compute queue's OpenMP team and the optimizer's TBB arena both want every
-// core; each operation holds this while it runs, so that two thread pools never fight.
+// The cores of the machine as one resource. On the CPU device the compute queue's OpenMP team and
+// the optimizer's TBB arena both want every core; each operation holds this while it runs, so that
+// two thread pools never fight.
 class Cores {
  public:
   [[nodiscard]] std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
@@ -32,18 +37,28 @@ class Device {
   [[nodiscard]] virtual Queue& compute() = 0;
   [[nodiscard]] virtual Queue& h2d() = 0;
   [[nodiscard]] virtual Queue& d2h() = 0;
-  // A copy as an operation of `link` (h2d() or d2h()); it takes at least bytes / cap where a cap is set.
-  virtual void copy(Queue& link, const char* name, std::uint64_t id, void* target, const void* source, std::size_t bytes) = 0;
+  // A copy of `bytes` as an operation of `link` (h2d() or d2h()); it takes at least bytes / cap
+  // where a cap is set, and copies in a row keep to the cap together. Not on a device that aliases
+  // the host: a programmer's error.
+  virtual void copy(Queue& link,
+                    const char* name,
+                    std::uint64_t id,
+                    void* target,
+                    const void* source,
+                    std::size_t bytes) = 0;
 };
 
 struct CpuDeviceOptions {
   bool aliases_host = true;
-  int compute_threads = 1;                       // OpenMP team of the compute queue
-  std::optional<double> h2d_bytes_per_s;         // caps of the links
-  std::optional<double> d2h_bytes_per_s;
-  Cores* cores = nullptr;                        // held by compute operations while they run; may be null
+  int compute_threads = 1;                     // OpenMP team of the compute queue
+  std::optional<double> h2d_bytes_per_s = {};  // caps of the links
+  std::optional<double> d2h_bytes_per_s = {};
+  Cores* cores = nullptr;               // held by compute operations while they run; may be null
+  WaitObserver on_compute_waited = {};  // what the compute queue waited for; may be empty
 };
 
-[[nodiscard]] Result<std::unique_ptr<Device>> make_cpu_device(Runtime& runtime, const CpuDeviceOptions& options);
+// Errors: no compute thread, a cap that is not above zero, caps on a device that has no links.
+[[nodiscard]] Result<std::unique_ptr<Device>> make_cpu_device(Runtime& runtime,
+                                                              const CpuDeviceOptions& options);
 
 }  // namespace headrace::tiers

@@ -1,19 +1,26 @@
 // Queues and events: the only way that anything asynchronous happens.
 //
-// A Queue is in order: an operation begins after everything submitted to the same queue before it has finished, and after every event that
-// the queue was told to wait for before it. An Event is a value (queue, ticket): it is done when the queue has finished that ticket. Nothing
-// is allocated by submit, record or wait. Kinds: ThreadQueue (tiers/thread_queue.hpp), the NVMe lanes (tiers/nvme/io_lane.hpp), CUDA streams
+// A Queue is in order: an operation begins after everything submitted to the same queue before it
+// has finished, and after every event that the queue was told to wait for before it. Operations
+// and waits take tickets, numbered from 1. An Event is a value (queue, ticket): it is done when the
+// queue has finished that ticket. Nothing is allocated by submit, record or wait. Kinds:
+// ThreadQueue (tiers/thread_queue.hpp), the NVMe lanes (tiers/nvme/io_engine.hpp), CUDA streams
 // later.
 //
-// Faults: all queues of a Runtime share one fault. The first operation that fails raises it; from then on queues finish their tickets without
-// running bodies, so that nothing derived from a failure is computed or written. Host waits return the fault.
+// Faults: all queues of a Runtime share one fault. The first operation that fails raises it; from
+// then on queues finish their tickets without running bodies, so that nothing derived from a
+// failure is computed or written. Host waits return the fault.
 //
-// Threads: submit, record and wait are called by one scheduler thread per queue; done, wait_host and notify by any thread.
+// Threads: submit, record and wait are called by one scheduler thread per queue; done, wait_host
+// and notify by any thread.
 #pragma once
 
 #include <atomic>
+#include <chrono>
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <mutex>
 #include <new>
 #include <optional>
@@ -34,7 +41,8 @@ namespace headrace::tiers {
 class Queue;
 class RaceChecker;
 
-// A range of memory or of a store file that an operation reads or writes; what the race checker compares.
+// A range of memory or of a store file that an operation reads or writes; what the race checker
+// compares.
 struct MemorySpan {
   enum class Space : std::uint8_t { kMemory, kStorage };
   std::uint64_t begin = 0;  // an address, or an offset in the store
@@ -42,7 +50,10 @@ struct MemorySpan {
   Space space = Space::kMemory;
 
   MemorySpan() = default;
-  MemorySpan(const void* data, std::size_t size_bytes) : begin(reinterpret_cast<std::uintptr_t>(data)), bytes(size_bytes) {}
+
+  MemorySpan(const void* data, std::size_t size_bytes)
+      : begin(reinterpret_cast<std::uintptr_t>(data)), bytes(size_bytes) {}
+
   static MemorySpan storage(std::uint64_t offset, std::uint64_t size_bytes) {
     MemorySpan span;
     span.begin = offset;
@@ -52,15 +63,17 @@ struct MemorySpan {
   }
 };
 
-// What an operation is called in traces and race reports, and what it touches. `name` must outlive the operation (string literals).
+// What an operation is called in traces and race reports, and what it touches. `name` must outlive
+// the operation (string literals).
 struct Operation {
   const char* name = "";
-  std::span<const MemorySpan> reads;
-  std::span<const MemorySpan> writes;
+  std::span<const MemorySpan> reads = {};
+  std::span<const MemorySpan> writes = {};
   std::uint64_t id = 0;  // the caller's number for it (an index in the plan), for messages
 };
 
-// Preallocated, intrusive: called once when a ticket is finished, on the thread that finished it (must be short and must not block).
+// Preallocated, intrusive: called once when a ticket is finished, on the thread that finished it
+// (must be short and must not block).
 struct Completion {
   void (*call)(Completion*) = nullptr;
   std::uint64_t ticket = 0;
@@ -70,11 +83,16 @@ struct Completion {
 class Event {
  public:
   Event() = default;  // an event that is always done
+
   Event(Queue* queue, std::uint64_t ticket) : queue_(queue), ticket_(ticket) {}
+
   [[nodiscard]] bool done() const;
-  // Blocks the host until done; returns the runtime's fault if one was raised.
+  // Blocks the host until done; returns the runtime's fault if one was raised. Scheduler thread:
+  // with a race checker it orders what the host does next after the event (done() does not).
   [[nodiscard]] Status wait_host() const;
+
   [[nodiscard]] Queue* queue() const { return queue_; }
+
   [[nodiscard]] std::uint64_t ticket() const { return ticket_; }
 
  private:
@@ -86,6 +104,7 @@ class Event {
 class Fault {
  public:
   [[nodiscard]] bool raised() const { return raised_.load(std::memory_order_acquire); }
+
   void raise(Error error);  // only the first is kept
   [[nodiscard]] std::optional<Error> error() const;
 
@@ -95,7 +114,8 @@ class Fault {
   std::optional<Error> error_;
 };
 
-// What the queues of one engine share. Outlives them. `races` and `trace` may be null.
+// What the queues of one engine share. Outlives them. `races` and `trace` may be null; they are set
+// before the first queue is made and stay.
 struct Runtime {
   Fault fault;
   RaceChecker* races = nullptr;
@@ -106,11 +126,16 @@ struct Runtime {
 class Body {
  public:
   static constexpr std::size_t kBytesMax = 512;
+  static constexpr std::size_t kAlignment = alignof(std::max_align_t);
   Body() = default;
+
   template <class F>
   explicit Body(F function) {
-    static_assert(sizeof(F) <= kBytesMax, "an operation's captured state must fit in the queue's ring");
-    static_assert(std::is_trivially_copyable_v<F>, "an operation captures plain values and pointers only");
+    static_assert(sizeof(F) <= kBytesMax,
+                  "an operation's captured state must fit in the queue's ring");
+    static_assert(std::is_trivially_copyable_v<F>,
+                  "an operation captures plain values and pointers only");
+    static_assert(alignof(F) <= kAlignment, "an operation captures nothing over-aligned");
     new (storage_) F(function);
     call_ = [](void* storage) -> Status {
       if constexpr (std::is_void_v<std::invoke_result_t<F&>>) {
@@ -121,12 +146,17 @@ class Body {
       }
     };
   }
+
   Status operator()() { return call_(storage_); }
 
  private:
-  alignas(64) std::byte storage_[kBytesMax] = {};
+  alignas(kAlignment) std::byte storage_[kBytesMax] = {};
   Status (*call_)(void*) = nullptr;
 };
+
+// What a queue's worker waited for, and for how long: how stalls get their causes. Called on the
+// worker after a wait for an event that was not done when the worker came to it.
+using WaitObserver = std::function<void(const Event& event, std::chrono::nanoseconds waited)>;
 
 class Queue {
  public:
@@ -136,10 +166,15 @@ class Queue {
   Queue& operator=(const Queue&) = delete;
 
   [[nodiscard]] const std::string& name() const { return name_; }
-  [[nodiscard]] int index() const { return index_; }  // unique within the process; the race checker's clock
+
+  [[nodiscard]] int index() const {
+    return index_;
+  }  // unique within the process; the race checker's clock
+
   [[nodiscard]] Runtime& runtime() { return runtime_; }
 
-  // Puts an operation on the queue. Blocks while the queue's ring is full (back-pressure). The body must not wait for another queue.
+  // Puts an operation on the queue. Blocks while the queue's ring is full (back-pressure). The body
+  // must not wait for another queue.
   template <class F>
   void submit(const Operation& operation, F body) {
     declare(operation);
@@ -149,22 +184,37 @@ class Queue {
   // An event that is done when everything submitted so far has finished.
   [[nodiscard]] Event record();
 
-  // Operations submitted later begin after `event`. Waiting for a done event, or for one of this queue, costs nothing.
+  // Operations submitted later begin after `event`. Waiting for a done event, or for one of this
+  // queue, costs nothing. (With a race checker, a done event is put in the ring nevertheless:
+  // tickets then do not depend on timing, and neither do the checker's findings.)
   void wait(const Event& event);
 
-  [[nodiscard]] bool done(std::uint64_t ticket) const { return finished_.load(std::memory_order_acquire) >= ticket; }
+  [[nodiscard]] bool done(std::uint64_t ticket) const {
+    return finished_.load(std::memory_order_acquire) >= ticket;
+  }
+
+  // Blocks the calling thread until `ticket` is finished; returns the runtime's fault if one was
+  // raised. Tells the race checker nothing: queues' own threads use it.
   [[nodiscard]] Status wait_host(std::uint64_t ticket);
-  // Calls completion->call when `ticket` is finished; at once, on the caller's thread, if it already is. `completion` stays the caller's.
+  // Calls completion->call when `ticket` is finished; at once, on the caller's thread, if it
+  // already is. `completion` stays the caller's.
   void notify(std::uint64_t ticket, Completion* completion);
 
  protected:
-  // Implementations: put the operation (or the wait) in the ring, in order; call finish(ticket) as tickets finish.
+  // Implementations: take next_ticket(), put the operation (or the wait) in the ring, in order, and
+  // call finish(ticket) when it is over: for a wait, when its event is done. So an event recorded
+  // after a wait includes it.
   virtual void push(const Operation& operation, Body body) = 0;
   virtual void push_wait(const Event& event) = 0;
-  // Tells the race checker, if there is one. To be called on the submitting thread by every way of submitting.
+  // Tells the race checker, if there is one. To be called on the submitting thread by every way of
+  // submitting.
   void declare(const Operation& operation);
+
   [[nodiscard]] std::uint64_t next_ticket() { return ++submitted_; }
-  void finish(std::uint64_t ticket);  // tickets finish in ascending order
+
+  // Tickets finish in ascending order: `ticket` and all before it are finished. One thread at a
+  // time.
+  void finish(std::uint64_t ticket);
 
   Runtime& runtime_;
 
@@ -174,7 +224,8 @@ class Queue {
   std::uint64_t submitted_ = 0;  // scheduler thread only
   std::atomic<std::uint64_t> finished_{0};
   std::mutex waiters_mutex_;
-  Completion* waiters_ = nullptr;
+  std::condition_variable finished_changed_;
+  Completion* waiters_ = nullptr;  // in the order of their registration
 };
 
 }  // namespace headrace::tiers

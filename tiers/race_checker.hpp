@@ -1,8 +1,15 @@
-// Finds two conflicting operations that nothing orders, without luck: vector clocks over queues, events and the host, compared at submission.
+// Finds two conflicting operations that nothing orders, without luck: vector clocks over queues,
+// events and the host, compared at submission.
 //
-// Every queue and the host has a clock. submit ticks the queue's clock (after merging the host's); record captures it; wait merges it; a host
-// wait merges it into the host's. Two operations whose spans overlap, one of them writing, must be ordered by these clocks, or a Race is
-// recorded. Cost: for tests and `HEADRACE_RACE_CHECK=1`. Threads: submitting thread(s), internally locked.
+// Every queue and the host has a clock. submit and wait tick the queue's clock (after merging the
+// host's); record captures it; wait merges what was captured; a host wait merges it into the
+// host's. Two operations whose spans overlap, one of them writing, must be ordered by these clocks,
+// or a Race is recorded. What happened to run first does not matter: an event that was polled as
+// done orders nothing until the host or a queue waits for it.
+//
+// Cost: for tests and `HEADRACE_RACE_CHECK=1` (about a microsecond a submission and a few hundred
+// bytes an event, until the host has waited for it). Threads: submitting thread(s), internally
+// locked.
 #pragma once
 
 #include <cstdint>
@@ -15,21 +22,38 @@
 namespace headrace::tiers {
 
 struct Race {
-  std::string text;  // "'forward' (#12 on compute) reads [0x.., +4096) that 'read tile' (#9 on nvme.3) writes; no wait orders them"
+  // "'forward' (#12 on compute) reads memory [0x1000, +4096) that 'read tile' (#9 on nvme.3)
+  // writes; no wait orders them"
+  std::string text;
 };
 
 class RaceChecker {
  public:
   RaceChecker();
   ~RaceChecker();
+  RaceChecker(const RaceChecker&) = delete;
+  RaceChecker& operator=(const RaceChecker&) = delete;
+
   void on_submit(const Queue& queue, const Operation& operation);
   void on_record(const Queue& queue, std::uint64_t ticket);
   void on_wait(const Queue& queue, const Event& event);
   void on_host_wait(const Event& event);
   // The host itself touches memory (outside any queue): reads of results, writes of inputs.
   void on_host_access(const Operation& operation);
+
+  // The first kRacesMax races in the order of submission; race_count() counts all.
+  static constexpr std::size_t kRacesMax = 1000;
   [[nodiscard]] std::vector<Race> races() const;
+  [[nodiscard]] std::uint64_t race_count() const;
   [[nodiscard]] std::uint64_t operations_checked() const;
+
+  // Waits of queues for events of others, and those of them that changed no clock: an earlier wait
+  // (or the host) had ordered the queue after the event already.
+  [[nodiscard]] std::uint64_t waits_checked() const;
+  [[nodiscard]] std::uint64_t implied_waits() const;
+  // What is kept of events that the host has not waited for; flat over steps that end in host
+  // waits.
+  [[nodiscard]] std::size_t event_clocks_held() const;
 
  private:
   struct State;

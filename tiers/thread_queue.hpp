@@ -1,9 +1,12 @@
 // A queue whose operations run on a thread of its own, in order.
 //
-// Threads: one worker per queue, named after it, with flush-to-zero set when it starts (core/float_environment.hpp). The ring is bounded:
-// submit blocks when it is full. Destruction finishes what was submitted, then joins.
+// Threads: one worker per queue, named after it, with flush-to-zero set when it starts
+// (core/float_environment.hpp). The ring is bounded: submit and wait block while it is full. The
+// worker sleeps on what it waits for. A body's error, and any exception of it, raises the fault.
+// Destruction finishes what was submitted, then joins.
 #pragma once
 
+#include <cstddef>
 #include <functional>
 #include <memory>
 #include <string>
@@ -14,9 +17,10 @@
 namespace headrace::tiers {
 
 struct ThreadQueueOptions {
-  std::size_t capacity = 256;              // operations and waits in the ring
-  Cores* cores = nullptr;                  // held while a body runs; may be null
-  std::function<void()> on_thread_start;   // e.g. sets the OpenMP team's size; may be empty
+  std::size_t capacity = 256;  // operations and waits in the ring, the running one too
+  Cores* cores = nullptr;      // held while a body runs; may be null
+  std::function<void()> on_thread_start = {};  // e.g. sets the OpenMP team's size; may be empty
+  WaitObserver on_waited = {};                 // may be empty
 };
 
 class ThreadQueue final : public Queue {
@@ -30,6 +34,7 @@ class ThreadQueue final : public Queue {
 
  private:
   struct State;
+  void serve();  // the worker's loop
   std::unique_ptr<State> state_;
 };
 

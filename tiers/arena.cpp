@@ -1,0 +1,210 @@
+// Mapping an arena: a reserved address range, guard pages that stay inaccessible on both sides,
+// huge pages inside where the system gives them, everything faulted in before create() returns.
+//
+// Invariant: exactly bytes_ (the plan's size, rounded up to a page) are backed by memory; what
+// alignment costs is address space only. Nothing is added or given back until the destructor.
+// Failure: an Error before anything is touched where memory is short, instead of the system's
+// killer.
+#include <linux/prctl.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cinttypes>
+#include <cstdio>
+#include <fstream>
+#include <limits>
+
+#include "core/assert.hpp"
+#include "core/quantity.hpp"
+#include "core/system.hpp"
+#include "tiers/memory.hpp"
+#include "tiers/numa.hpp"
+
+namespace headrace::tiers {
+
+namespace {
+
+constexpr std::size_t kHugePageBytes = std::size_t{2} << 20;
+constexpr int kHugetlb2MiB = MAP_HUGETLB | (21 << MAP_HUGE_SHIFT);  // 2^21 bytes
+constexpr int kMadvPopulateWrite = 23;  // MADV_POPULATE_WRITE, Linux 5.14
+
+std::size_t round_up(std::size_t bytes, std::size_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
+}
+
+std::string size_text(std::size_t bytes) {
+  return format_bytes(bytes);
+}
+
+const char* budget_key(Tier tier) {
+  return tier == Tier::kDevice ? "tiers.device_memory" : "tiers.host_memory";
+}
+
+Error no_memory(Tier tier, const std::string& name, std::size_t bytes, std::string why) {
+  return does_not_fit_error(std::string(tier_name(tier)) + " memory: cannot take " +
+                            size_text(bytes) + " for the arena '" + name + "'")
+      .with_why(std::move(why))
+      .with_hint(std::string("lower ") + budget_key(tier) + ", or end other programs");
+}
+
+// Free pages of the reserved pool, in bytes; 0 on most machines.
+std::size_t hugetlb_free_bytes() {
+  std::ifstream file("/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages");
+  std::size_t pages = 0;
+  return file >> pages ? pages * kHugePageBytes : 0;
+}
+
+// The machine's memory and the cgroup's limit, whichever is nearer: passing the latter ends the
+// process without a word.
+Status check_available(Tier tier, const std::string& name, std::size_t bytes) {
+  HEADRACE_ASSIGN(const HostMemory memory, host_memory());
+  if (bytes <= memory.available_bytes) {
+    return {};
+  }
+  std::string why = "only " + size_text(memory.available_bytes) + " of " +
+                    size_text(memory.total_bytes) + " are available";
+  if (memory.limit_bytes.has_value()) {
+    why += ", within the cgroup's limit of " + size_text(*memory.limit_bytes);
+  }
+  return no_memory(tier, name, bytes, std::move(why));
+}
+
+// What smaps says about the mappings inside a range.
+struct HugePages {
+  std::size_t transparent_bytes = 0;
+  std::size_t hugetlb_bytes = 0;
+};
+
+HugePages read_smaps(const std::byte* data, std::size_t bytes) {
+  const auto begin = reinterpret_cast<std::uintptr_t>(data);
+  const std::uintptr_t end = begin + bytes;
+  constexpr std::size_t kKibBytes = 1024;
+  HugePages found;
+  std::ifstream file("/proc/self/smaps");
+  std::string line;
+  bool inside = false;
+  while (std::getline(file, line)) {
+    std::uintptr_t map_begin = 0;
+    std::uintptr_t map_end = 0;
+    std::size_t kib = 0;
+    // Field lines begin with a capital letter, mapping lines with a hexadecimal address.
+    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &map_begin, &map_end) == 2) {
+      inside = map_begin >= begin && map_end <= end;
+    } else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %zu kB", &kib) == 1) {
+      found.transparent_bytes += kib * kKibBytes;
+    } else if (inside && std::sscanf(line.c_str(), "Private_Hugetlb: %zu kB", &kib) == 1) {
+      found.hugetlb_bytes += kib * kKibBytes;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+const char* tier_name(Tier tier) {
+  switch (tier) {
+    case Tier::kDevice:
+      return "device";
+    case Tier::kHost:
+      return "host";
+    case Tier::kNvme:
+      return "nvme";
+  }
+  return "unknown";
+}
+
+Result<std::unique_ptr<Arena>> Arena::create(Tier tier, std::string name, std::size_t bytes) {
+  HEADRACE_ASSERT(tier != Tier::kNvme, "storage is no arena: tiers/nvme/store.hpp");
+  std::unique_ptr<Arena> arena(new Arena(tier, std::move(name)));
+  if (bytes == 0) {
+    return arena;
+  }
+  const auto page_bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  // Far above any machine, and low enough that rounding and guards cannot overflow.
+  constexpr std::size_t kBytesMax = std::numeric_limits<std::size_t>::max() / 4;
+  if (bytes > kBytesMax) {
+    return no_memory(tier, arena->name_, bytes, "no address space is that large");
+  }
+  arena->bytes_ = round_up(bytes, page_bytes);
+  HEADRACE_TRY(check_available(tier, arena->name_, arena->bytes_));
+  HEADRACE_TRY(arena->map(page_bytes));
+  HEADRACE_TRY(arena->fault_in());
+  return arena;
+}
+
+// Reserves the address range and gives its middle access rights.
+Status Arena::map(std::size_t page_bytes) {
+  const bool large = bytes_ >= kHugePageBytes;
+  const std::size_t alignment = large ? kHugePageBytes : page_bytes;
+  reservation_bytes_ = page_bytes + alignment + bytes_ + page_bytes;
+  void* range = ::mmap(
+      nullptr, reservation_bytes_, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  if (range == MAP_FAILED) {
+    return no_memory(tier_, name_, bytes_, errno_error("mmap", errno).why);
+  }
+  reservation_ = range;
+  const std::size_t first = reinterpret_cast<std::uintptr_t>(range) + page_bytes;
+  data_ = static_cast<std::byte*>(range) + (round_up(first, alignment) - first + page_bytes);
+
+  constexpr int kAccess = PROT_READ | PROT_WRITE;
+  constexpr int kFixed = MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED;
+  const std::size_t whole_bytes = bytes_ / kHugePageBytes * kHugePageBytes;
+  if (large && hugetlb_free_bytes() >= whole_bytes &&
+      ::mmap(data_, whole_bytes, kAccess, kFixed | kHugetlb2MiB, -1, 0) != MAP_FAILED) {
+    hugetlb_bytes_ = whole_bytes;
+  }
+  // All of it, or the tail behind the reserved pool's pages.
+  const std::size_t rest_bytes = bytes_ - hugetlb_bytes_;
+  std::byte* rest = data_ + hugetlb_bytes_;
+  if (rest_bytes > 0 && ::mmap(rest, rest_bytes, kAccess, kFixed, -1, 0) == MAP_FAILED) {
+    return no_memory(tier_, name_, bytes_, errno_error("mmap", errno).why);
+  }
+  if (large && hugetlb_bytes_ == 0) {
+    // Advice: kernels without transparent huge pages refuse it, and stats() tells what was given.
+    ::madvise(data_, bytes_, MADV_HUGEPAGE);
+  }
+  // A name in /proc/self/maps, for whoever looks; needs CONFIG_ANON_VMA_NAME.
+  const std::string label = "headrace " + name_;
+  ::prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, data_, bytes_, label.c_str());
+  numa_bound_ = bind_to_own_numa_nodes(data_, bytes_);
+  return {};
+}
+
+Status Arena::fault_in() {
+  int result = 0;
+  do {
+    result = ::madvise(data_, bytes_, kMadvPopulateWrite);
+  } while (result != 0 && errno == EINTR);
+  if (result == 0) {
+    return {};
+  }
+  if (errno != EINVAL) {
+    return no_memory(tier_, name_, bytes_, errno_error("madvise", errno).why);
+  }
+  // A kernel before 5.14. One write a smallest page; huge pages are faulted in by their first.
+  constexpr std::size_t kSmallestPageBytes = 4096;
+  for (std::size_t offset = 0; offset < bytes_; offset += kSmallestPageBytes) {
+    *static_cast<volatile std::byte*>(data_ + offset) = std::byte{0};
+  }
+  return {};
+}
+
+Arena::~Arena() {
+  if (reservation_ != nullptr) {
+    const int result = ::munmap(reservation_, reservation_bytes_);
+    HEADRACE_ASSERT(result == 0, "an arena's mapping is its own to unmap");
+  }
+}
+
+ArenaStats Arena::stats() const {
+  ArenaStats stats = {.bytes = bytes_, .hugetlb = hugetlb_bytes_ > 0, .numa_bound = numa_bound_};
+  if (bytes_ > 0) {
+    const HugePages pages = read_smaps(data_, bytes_);
+    stats.huge_page_bytes = pages.transparent_bytes + pages.hugetlb_bytes;
+  }
+  return stats;
+}
+
+}  // namespace headrace::tiers
