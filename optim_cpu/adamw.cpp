@@ -70,8 +70,27 @@ struct AdamWSums {
   FloatVector bad;     // NaN in some lane once a new parameter was not finite
 };
 
-template <class Gradient>
+// A group of which all elements exist.
+struct Full {
+  HWY_INLINE FloatVector existing(std::size_t /*k*/, FloatVector values) const { return values; }
+};
+
+// A padded group: elements from `count` on do not exist, and change nothing (the padding may divide
+// zero by zero).
+struct Padded {
+  std::size_t count;
+
+  HWY_INLINE FloatVector existing(std::size_t k, FloatVector values) const {
+    const std::size_t begin = k * kFloatLanes;
+    const std::size_t lanes = count > begin ? count - begin : 0;
+    return hn::IfThenElseZero(hn::FirstN(FloatTag(), lanes < kFloatLanes ? lanes : kFloatLanes),
+                              values);
+  }
+};
+
+template <class Gradient, class Group>
 HWY_INLINE void adamw_group(const AdamWVectors& c,
+                            Group group,
                             float* HWY_RESTRICT param,
                             float* HWY_RESTRICT m_plane,
                             float* HWY_RESTRICT v_plane,
@@ -88,7 +107,7 @@ HWY_INLINE void adamw_group(const AdamWVectors& c,
                                   hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
     const FloatVector decayed = hn::Mul(c.decay, hn::LoadU(floats, param + at));
     const FloatVector d = hn::Add(hn::Div(hn::Sqrt(v), c.sqrt_correction2), c.eps);
-    const FloatVector u = hn::Div(hn::Mul(c.step, m), d);
+    const FloatVector u = group.existing(k, hn::Div(hn::Mul(c.step, m), d));
     const FloatVector p = hn::Sub(decayed, u);
     hn::StoreU(m, floats, m_plane + at);
     hn::StoreU(v, floats, v_plane + at);
@@ -98,7 +117,7 @@ HWY_INLINE void adamw_group(const AdamWVectors& c,
   }
 }
 
-// The last elements, fewer than a group, in buffers padded with elements whose update is zero.
+// The last elements, fewer than a group, in padded buffers.
 template <class Gradient>
 HWY_INLINE void adamw_tail(const AdamWVectors& c,
                            const AdamWSpan& span,
@@ -106,18 +125,15 @@ HWY_INLINE void adamw_tail(const AdamWVectors& c,
                            AdamWSums& sums) {
   alignas(64) float param[kGroupElements] = {};
   alignas(64) float m[kGroupElements] = {};
-  alignas(64) float v[kGroupElements];
+  alignas(64) float v[kGroupElements] = {};
   alignas(64) Gradient gradient[kGroupElements] = {};
-  for (float& value : v) {
-    value = 1.0F;  // not zero: with eps = 0 that would divide zero by zero
-  }
   const auto count = static_cast<std::size_t>(span.elements - begin);
   std::memcpy(param, span.param + begin, count * sizeof(float));
   std::memcpy(m, span.m + begin, count * sizeof(float));
   std::memcpy(v, span.v + begin, count * sizeof(float));
   std::memcpy(
       gradient, static_cast<const Gradient*>(span.gradient) + begin, count * sizeof(Gradient));
-  adamw_group(c, param, m, v, gradient, sums);
+  adamw_group(c, Padded{count}, param, m, v, gradient, sums);
   std::memcpy(span.param + begin, param, count * sizeof(float));
   std::memcpy(span.m + begin, m, count * sizeof(float));
   std::memcpy(span.v + begin, v, count * sizeof(float));
@@ -131,8 +147,11 @@ HWY_INLINE AdamWResult adamw_typed(const AdamWSpan& span, const AdamWConstants& 
   clear(sums.squares);
   sums.bad = hn::Zero(FloatTag());
   const std::int64_t body_end = span.elements - span.elements % kGroupElements;
+  float* const param = span.param;
+  float* const m = span.m;
+  float* const v = span.v;
   for (std::int64_t i = 0; i < body_end; i += kGroupElements) {
-    adamw_group(c, span.param + i, span.m + i, span.v + i, gradient + i, sums);
+    adamw_group(c, Full{}, param + i, m + i, v + i, gradient + i, sums);
   }
   if (body_end < span.elements) {
     adamw_tail<Gradient>(c, span, body_end, sums);

@@ -141,7 +141,7 @@ double collect_kernel(const GradientSpan& span) {
   return 0.0;
 }
 
-void accumulate_kernel(float* accumulated, const float* incoming, std::int64_t elements) {
+void add_micro_batch_kernel(float* accumulated, const float* incoming, std::int64_t elements) {
   const FloatTag floats;
   const auto lanes = static_cast<std::int64_t>(kFloatLanes);
   const std::int64_t body_end = elements - elements % lanes;
@@ -164,7 +164,7 @@ HWY_AFTER_NAMESPACE();
 namespace headrace::optim {
 
 HWY_EXPORT(collect_kernel);
-HWY_EXPORT(accumulate_kernel);
+HWY_EXPORT(add_micro_batch_kernel);
 
 namespace {
 
@@ -247,20 +247,22 @@ GradientCheck collect_blocks(const GradientSpan& span,
           .first_non_finite = first.load() == kNone ? -1 : first.load()};
 }
 
-void accumulate(std::span<float> accumulated, std::span<const float> incoming) {
+void add_micro_batch(std::span<float> accumulated, std::span<const float> incoming) {
   HEADRACE_ASSERT(accumulated.size() == incoming.size(), "gradients of one shape");
-  HWY_DYNAMIC_DISPATCH(accumulate_kernel)
+  HWY_DYNAMIC_DISPATCH(add_micro_batch_kernel)
   (accumulated.data(), incoming.data(), static_cast<std::int64_t>(incoming.size()));
 }
 
-void accumulate(std::span<float> accumulated, std::span<const float> incoming, Threads& threads) {
+void add_micro_batch(std::span<float> accumulated,
+                     std::span<const float> incoming,
+                     Threads& threads) {
   HEADRACE_ASSERT(accumulated.size() == incoming.size(), "gradients of one shape");
   constexpr auto kBlock = static_cast<std::size_t>(kBlockElements);
   const std::int64_t blocks = count_blocks(static_cast<std::int64_t>(incoming.size()));
   threads.parallel_for(blocks, [&](std::int64_t index) {
     const std::size_t begin = static_cast<std::size_t>(index) * kBlock;
     const std::size_t elements = std::min(kBlock, incoming.size() - begin);
-    accumulate(accumulated.subspan(begin, elements), incoming.subspan(begin, elements));
+    add_micro_batch(accumulated.subspan(begin, elements), incoming.subspan(begin, elements));
   });
 }
 

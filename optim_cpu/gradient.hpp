@@ -9,8 +9,8 @@
 // order. A square of a float cannot overflow a double and neither can a block's sum, so a sum is
 // finite exactly when all elements are: the check for NaN and Inf costs nothing until it finds one.
 //
-// Threads: collect_block and accumulate run on the caller's thread; the others on `threads`.
-// Failure: none; non-finite values are reported.
+// Threads: collect_block and add_micro_batch without threads run on the caller's thread; the others
+// on `threads`. Failure: none; non-finite values are reported.
 #pragma once
 
 #include <cstdint>
@@ -64,8 +64,10 @@ struct GradientCheck {
                                            Threads& threads);
 
 // accumulated[i] += incoming[i]: a micro-batch that is neither the first nor the last.
-void accumulate(std::span<float> accumulated, std::span<const float> incoming);
-void accumulate(std::span<float> accumulated, std::span<const float> incoming, Threads& threads);
+void add_micro_batch(std::span<float> accumulated, std::span<const float> incoming);
+void add_micro_batch(std::span<float> accumulated,
+                     std::span<const float> incoming,
+                     Threads& threads);
 
 // Square root of the sum of all block sums, added in order: tensors in model order, blocks
 // ascending.

@@ -1,8 +1,8 @@
 // oneTBB behind Threads.
 //
-// oneTBB gives each task the floating-point settings of its task_group_context, undoing what a
-// thread set for itself; so flush-to-zero is set on the caller and captured by the context, which
-// carries it to the workers.
+// An arena keeps the floating-point settings of the thread that initialised it and gives them to
+// everyone who works in it, the caller of execute() included, undoing what a thread set for itself.
+// So flush-to-zero is set while the arena is initialised, and nowhere else.
 
 #include "optim_cpu/threads.hpp"
 
@@ -11,7 +11,6 @@
 #include <oneapi/tbb/info.h>
 #include <oneapi/tbb/parallel_for.h>
 #include <oneapi/tbb/task_arena.h>
-#include <oneapi/tbb/task_group.h>
 #include <oneapi/tbb/task_scheduler_observer.h>
 #include <pthread.h>
 
@@ -78,6 +77,7 @@ struct Threads::Impl {
       more_workers.emplace(tbb::global_control::max_allowed_parallelism,
                            static_cast<std::size_t>(count));
     }
+    const ScopedFlushToZero captured_by_the_arena;
     arena.initialize();
     observer.emplace(arena);
   }
@@ -104,31 +104,15 @@ Threads::~Threads() = default;
 
 void Threads::run(std::int64_t count, RangeBody body) {
   HEADRACE_ASSERT(!impl_->in_use.exchange(true), "one caller at a time");
-  const ScopedFlushToZero flush_to_zero;
   std::atomic<std::int64_t> done{0};
-  const auto run_range = [&done, body](std::int64_t begin, std::int64_t end) {
-    HEADRACE_DASSERT(flush_to_zero_is_set(), "workers flush subnormals");
-    body.call(body.context, begin, end);
-    done.fetch_add(end - begin, std::memory_order_release);
-  };
-  if (count_ == 1) {
-    if (count > 0) {
-      run_range(0, count);
-    }
-  } else {
-    impl_->arena.execute([&] {
-      tbb::task_group_context context(
-          tbb::task_group_context::isolated,
-          tbb::task_group_context::default_traits | tbb::task_group_context::fp_settings);
-      tbb::parallel_for(
-          tbb::blocked_range<std::int64_t>(0, count),
-          [&run_range](const tbb::blocked_range<std::int64_t>& range) {
-            run_range(range.begin(), range.end());
-          },
-          tbb::auto_partitioner(),
-          context);
-    });
-  }
+  impl_->arena.execute([&] {
+    tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count),
+                      [&done, body](const tbb::blocked_range<std::int64_t>& range) {
+                        HEADRACE_DASSERT(flush_to_zero_is_set(), "the arena flushes subnormals");
+                        body.call(body.context, range.begin(), range.end());
+                        done.fetch_add(range.end() - range.begin(), std::memory_order_release);
+                      });
+  });
   HEADRACE_ASSERT(done.load(std::memory_order_acquire) == count, "every index was done once");
   impl_->in_use.store(false);
 }

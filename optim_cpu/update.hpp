@@ -58,7 +58,7 @@ struct TileSegment {
   std::int64_t elements = 0;
   const void* gradient = nullptr;      // `elements` of gradient_dtype
   Dtype gradient_dtype = Dtype::kF32;  // kF32 or kBf16
-  UpdateScalars scalars;
+  UpdateScalars scalars = {};
 };
 
 // A tile to update in place. Segments ascend and do not overlap. The buffers are aligned to their
@@ -67,7 +67,7 @@ struct TileUpdate {
   std::byte* param = nullptr;
   std::byte* state = nullptr;
   std::int64_t tile_elements = 0;
-  std::span<const TileSegment> segments;
+  std::span<const TileSegment> segments = {};
 };
 
 // The blocks of a tile are those of its segments, in order.
