@@ -1,0 +1,180 @@
+// Making a store: its folder, its data file with blocks for every byte, its tables, its
+// superblocks.
+//
+// Invariant: until the last step the first superblock says "creating", so that what an interrupted
+// creation leaves behind can be told from a store and removed; a creation that fails removes what
+// it made itself. Thread: the caller's. Failure: see Store::create.
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <chrono>
+#include <utility>
+
+#include "core/hash.hpp"
+#include "core/log.hpp"
+#include "tiers/nvme/store_folder.hpp"
+#include "tiers/nvme/store_state.hpp"
+
+namespace headrace::tiers::nvme {
+namespace {
+
+// Removes what create() has made, unless keep() is called.
+class Undo {
+ public:
+  explicit Undo(const Folder& folder) : folder_(folder) {}
+
+  Undo(const Undo&) = delete;
+  Undo& operator=(const Undo&) = delete;
+
+  ~Undo() {
+    if (kept_) {
+      return;
+    }
+    if (data_made_) {
+      warn_if_failed(::unlinkat(store_->fd.get(), kDataName, 0));
+    }
+    if (!id_.empty()) {
+      warn_if_failed(::unlinkat(folder_.fd.get(), id_.c_str(), AT_REMOVEDIR));
+    }
+    if (folder_.made) {
+      warn_if_failed(::rmdir(folder_.path.c_str()));
+    }
+  }
+
+  void directory_made(std::string id) { id_ = std::move(id); }
+
+  void data_made(const Folder& store) {
+    store_ = &store;
+    data_made_ = true;
+  }
+
+  void keep() { kept_ = true; }
+
+ private:
+  void warn_if_failed(int result) const {
+    if (result != 0) {
+      log_warning(
+          fmt::format("nvme tier: something of an unfinished store stays in '{}' (errno {})",
+                      folder_.path,
+                      errno));
+    }
+  }
+
+  const Folder& folder_;
+  const Folder* store_ = nullptr;
+  std::string id_;
+  bool data_made_ = false;
+  bool kept_ = false;
+};
+
+format::Superblock first_superblock(const Id128& id,
+                                    const StoreContents& contents,
+                                    const format::Layout& layout) {
+  format::Superblock block{};
+  block.magic = format::kSuperblockMagic;
+  block.format_version = format::kVersion;
+  block.page_bytes = kPageBytes;
+  block.store_id = format::store_id_bytes(id);
+  block.flags = format::kFlagCreating;
+  block.slots = 1;
+  block.world = 1;
+  block.folder_count = 1;
+  block.sum_block_bytes = kSumBlockBytes;
+  block.file_bytes = layout.file_bytes;
+  block.extents_offset = layout.extents_offset;
+  block.tile_count = layout.tiles.size();
+  block.map_extent_bytes = layout.map_extent_bytes;
+  block.map_extent_offsets[0] = format::kMapOffset;
+  block.map_extent_offsets[1] = format::kMapOffset + layout.map_extent_bytes;
+  block.created_unix_s =
+      static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
+                                     std::chrono::system_clock::now().time_since_epoch())
+                                     .count());
+  block.layout_tag = format::layout_tag_bytes(contents.layout_tag);
+  const auto region = [](std::uint64_t offset, std::span<const std::byte> bytes) {
+    return format::Region{.offset = offset, .bytes = bytes.size(), .xxh3 = hash_bytes(bytes)};
+  };
+  block.tile_table = region(layout.tile_table_offset, format::encode_tile_table(layout.tiles));
+  block.tensor_table =
+      region(layout.tensor_table_offset, std::as_bytes(std::span(contents.tensor_table)));
+  block.run_dir = region(layout.run_dir_offset, std::as_bytes(std::span(contents.run_dir)));
+  return block;
+}
+
+Status sync_directory(const Folder& folder) {
+  if (::fsync(folder.fd.get()) != 0) {
+    return errno_error(fmt::format("nvme tier: cannot make '{}' durable", folder.path), errno);
+  }
+  return {};
+}
+
+// Everything of the file, from its first page to its two superblocks.
+Status fill_file(StoreState& state, const StoreOptions& options, const StoreContents& contents) {
+  std::array<std::byte, kPageBytes> page{};
+  format::encode_superblock(state.block, page);
+  HEADRACE_TRY(state.file.write(format::kSuperblockOffsets[0], page));
+  if (Status status = state.file.allocate(state.block.file_bytes); !status) {
+    // Said by the system rather than foreseen by check_space: another writer, a quota.
+    Error error = std::move(status).error();
+    if (Status space = check_space(options.folder, state.block.file_bytes, std::nullopt); !space) {
+      error = std::move(space).error();
+    }
+    return error;
+  }
+  HEADRACE_TRY(state.file.enable_direct_io(options.direct_io_required));
+  HEADRACE_TRY(
+      state.write_region(state.block.tile_table.offset, format::encode_tile_table(state.tiles)));
+  HEADRACE_TRY(state.write_region(state.block.tensor_table.offset,
+                                  std::as_bytes(std::span(contents.tensor_table))));
+  HEADRACE_TRY(
+      state.write_region(state.block.run_dir.offset, std::as_bytes(std::span(contents.run_dir))));
+  HEADRACE_TRY(state.file.sync());
+  format::Superblock ready = state.block;
+  ready.flags = 0;
+  HEADRACE_TRY(state.write_superblock(ready));  // copy B
+  return state.write_superblock(ready);         // copy A, no longer "creating"
+}
+
+}  // namespace
+
+Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options,
+                                             const StoreContents& contents) {
+  HEADRACE_ASSIGN(format::Layout layout, format::make_layout(contents));
+  HEADRACE_ASSIGN(const Folder folder, make_folder(options.folder));
+  Undo undo(folder);
+  HEADRACE_TRY(check_space(folder.path, layout.file_bytes, options.space_bytes_max));
+  HEADRACE_ASSIGN(const Id128 id, random_id());
+  const std::string id_text = id.hex();
+  if (::mkdirat(folder.fd.get(), id_text.c_str(), S_IRWXU) != 0) {
+    return writing_error(folder.path, errno);
+  }
+  undo.directory_made(id_text);
+  HEADRACE_ASSIGN(const Folder directory, enter_store(folder, id_text));
+  auto state = std::make_unique<StoreState>();
+  state->id = id_text;
+  state->path = directory.path;
+  state->access = Access::kWrite;
+  HEADRACE_ASSIGN(state->file,
+                  DataFile::open_at(directory.fd.get(),
+                                    kDataName,
+                                    directory.path + "/" + kDataName,
+                                    DataFile::Mode::kCreate));
+  undo.data_made(directory);
+  HEADRACE_TRY(state->file.lock(DataFile::Lock::kExclusive));
+  state->block = first_superblock(id, contents, layout);
+  HEADRACE_TRY(state->take_tiles(std::move(layout.tiles)));
+  HEADRACE_TRY(fill_file(*state, options, contents));
+  state->contents.tensor_table = contents.tensor_table;
+  state->contents.layout_tag = contents.layout_tag;
+  state->contents.run_dir = contents.run_dir;
+  HEADRACE_TRY(sync_directory(directory));
+  HEADRACE_TRY(sync_directory(folder));
+  undo.keep();
+  return std::unique_ptr<Store>(new Store(std::move(state)));
+}
+
+}  // namespace headrace::tiers::nvme
