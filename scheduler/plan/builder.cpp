@@ -43,15 +43,20 @@ void Builder::drain() {
     const UnitPlan& unit = in_.plan.units[u];
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
       if (!unit.tiles[t].frozen) {
-        const bool device_copy = in_.plan.separate_device && unit.weights >= 0;
-        bring_tile(static_cast<int>(u),
-                   static_cast<int>(t),
-                   true,
-                   device_copy ? slice(unit.weights, unit.tiles[t].begin, unit.tiles[t].elements, 4)
-                               : Range{});
+        bring_tile(
+            static_cast<int>(u), static_cast<int>(t), true, device_copy(unit, unit.tiles[t]));
       }
     }
   }
+}
+
+// Where a tile's weights stay on a separate device, if they do: they get their new values as the
+// tile is updated.
+Builder::Weights Builder::device_copy(const UnitPlan& unit, const TileSpec& tile) const {
+  if (!in_.plan.separate_device || unit.weights < 0) {
+    return {};
+  }
+  return {.range = slice(unit.weights, tile.begin, tile.elements, 4), .content = 0};
 }
 
 void Builder::evaluation() {
@@ -87,20 +92,16 @@ void Builder::gather() {
   for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
     const TileSpec& tile = unit.tiles[t];
     const bool due = update_due(0, static_cast<int>(t));
-    // A tied matrix that stays on the device gets its new values on the way.
-    const bool device_copy = due && in_.plan.separate_device && unit.weights >= 0;
-    const Range param =
-        bring_tile(0,
-                   static_cast<int>(t),
-                   due,
-                   device_copy ? slice(unit.weights, tile.begin, tile.elements, 4) : Range{});
+    const Weights param =
+        bring_tile(0, static_cast<int>(t), due, due ? device_copy(unit, tile) : Weights{});
     Instruction instruction =
         make(InstructionKind::kGather, QueueKind::kHost, 0, static_cast<int>(t), -1);
     instruction.begin = tile.begin;
     instruction.elements = tile.elements;
     instruction.first = t == 0;
     instruction.accesses = {
-        read(param), t == 0 ? write(whole(in_.plan.tokens_x)) : update(whole(in_.plan.tokens_x))};
+        read(param.range, param.content),
+        t == 0 ? write(whole(in_.plan.tokens_x)) : update(whole(in_.plan.tokens_x))};
     emit(std::move(instruction));
   }
 }

@@ -68,7 +68,10 @@ class Builder {
 
   Weights ensure(int unit, int piece);
   int take_weight_slot();
-  Range bring_tile(int unit, int tile, bool with_update, const Range& device_target);
+  Weights bring_tile(int unit, int tile, bool with_update, const Weights& device_target);
+  [[nodiscard]] Weights device_copy(const UnitPlan& unit, const TileSpec& tile) const;
+  void transfer(InstructionKind kind, int unit, int tile, const Weights& memory, int lane);
+  void update_tile(int unit, int tile, const Weights& param, const Weights& state);
   [[nodiscard]] bool update_due(int unit, int tile) const;
   [[nodiscard]] std::vector<int> tiles_of(int unit, const PieceSpec& piece) const;
 

@@ -49,7 +49,10 @@ Builder::Weights Builder::ensure(int unit, int piece_index) {
     for (const int tile : tiles) {
       if (update_due(unit, tile)) {
         const TileSpec& spec = plan.tiles[static_cast<std::size_t>(tile)];
-        bring_tile(unit, tile, true, slice(plan.weights, spec.begin, spec.elements, 4));
+        bring_tile(unit,
+                   tile,
+                   true,
+                   {.range = slice(plan.weights, spec.begin, spec.elements, 4), .content = 0});
       }
     }
     return {.range = range, .content = 0};
@@ -67,10 +70,11 @@ Builder::Weights Builder::ensure(int unit, int piece_index) {
   const int buffer = in_.layout.weight_slots[static_cast<std::size_t>(s)];
   for (const int tile : tiles) {
     const TileSpec& spec = plan.tiles[static_cast<std::size_t>(tile)];
-    bring_tile(unit,
-               tile,
-               update_due(unit, tile),
-               slice(buffer, spec.begin - piece.begin, spec.elements, 4));
+    bring_tile(
+        unit,
+        tile,
+        update_due(unit, tile),
+        {.range = slice(buffer, spec.begin - piece.begin, spec.elements, 4), .content = content});
   }
   return {.range = slice(buffer, 0, piece.elements, 4), .content = content};
 }
@@ -78,84 +82,91 @@ Builder::Weights Builder::ensure(int unit, int piece_index) {
 // One tile: read what does not live in memory, update it if asked, write it back, and copy it to
 // `device_target` (buffer -1: nowhere). Returns where its weights are on the host (or, for a unit
 // at home on the device, there).
-Builder::Range Builder::bring_tile(int unit,
-                                   int tile,
-                                   bool with_update,
-                                   const Range& device_target) {
-  const auto u = static_cast<std::size_t>(unit);
+Builder::Weights Builder::bring_tile(int unit,
+                                     int tile,
+                                     bool with_update,
+                                     const Weights& device_target) {
   const auto t = static_cast<std::size_t>(tile);
-  const UnitPlan& plan = in_.plan.units[u];
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
   const TileSpec& spec = plan.tiles[t];
-  const bool read_param = plan.master < 0;
-  const bool read_state = with_update && plan.state < 0;
+  const bool stream_param = plan.master < 0;
+  const bool stream_state = with_update && plan.state < 0;
   std::size_t staging = 0;
-  if (read_param || read_state) {
+  if (stream_param || stream_state) {
     staging = next_staging_++ % in_.layout.staging_param.size();
   }
   const int param_lane = static_cast<int>(2 * staging);
-  const Range extent = slice(in_.layout.store_param[u], spec.begin, spec.elements, 4);
-  const Range state_extent = slice(in_.layout.store_state[u], spec.begin, spec.elements, 8);
-  Range param;
-  std::uint64_t content = 0;
-  if (!read_param) {
-    param = slice(plan.master, spec.begin, spec.elements, 4);
-  } else if (!in_.plan.separate_device && device_target.buffer >= 0) {
+  Weights param;
+  if (!stream_param) {
+    param.range = slice(plan.master, spec.begin, spec.elements, 4);
+  } else if (!in_.plan.separate_device && device_target.range.buffer >= 0) {
     param = device_target;  // direct I/O into the place of use
   } else {
-    param = slice(in_.layout.staging_param[staging], 0, spec.elements, 4);
-    content = tile_content(unit, tile);
+    param = {.range = slice(in_.layout.staging_param[staging], 0, spec.elements, 4),
+             .content = tile_content(unit, tile)};
   }
-  Range state = plan.state >= 0 && with_update
-                    ? Range{.buffer = plan.state,
-                            .offset = plan.state_offset[t],
-                            .bytes = static_cast<std::size_t>(spec.elements) * 8}
-                    : Range{};
-  if (read_param) {
-    Instruction read_it = make(InstructionKind::kReadParam, QueueKind::kNvme, unit, tile, -1);
-    read_it.lane = param_lane;
-    read_it.accesses = {write(param, content), read(extent)};
-    emit(std::move(read_it));
+  Weights state;
+  if (stream_state) {
+    state = {.range = slice(in_.layout.staging_state[staging], 0, spec.elements, 8),
+             .content = tile_content(unit, tile)};
+  } else if (with_update) {
+    state.range = {.buffer = plan.state,
+                   .offset = plan.state_offset[t],
+                   .bytes = static_cast<std::size_t>(spec.elements) * 8};
   }
-  if (read_state) {
-    state = slice(in_.layout.staging_state[staging], 0, spec.elements, 8);
-    Instruction read_it = make(InstructionKind::kReadState, QueueKind::kNvme, unit, tile, -1);
-    read_it.lane = param_lane + 1;
-    read_it.accesses = {write(state, tile_content(unit, tile)), read(state_extent)};
-    emit(std::move(read_it));
+  if (stream_param) {
+    transfer(InstructionKind::kReadParam, unit, tile, param, param_lane);
+  }
+  if (stream_state) {
+    transfer(InstructionKind::kReadState, unit, tile, state, param_lane + 1);
   }
   if (with_update) {
-    const QueueKind where = plan.home == Home::kDevice && in_.plan.separate_device
-                                ? QueueKind::kCompute
-                                : QueueKind::kHost;
-    Instruction update_it = make(InstructionKind::kUpdate, where, unit, tile, -1);
-    update_it.begin = spec.begin;
-    update_it.elements = spec.elements;
-    update_it.accesses = {update(param, content),
-                          update(state, read_state ? tile_content(unit, tile) : 0),
-                          read(held(unit, spec.begin, spec.elements))};
-    emit(std::move(update_it));
-    updated_[u][t] = 1;
+    update_tile(unit, tile, param, state);
   }
-  if (with_update && read_param) {
-    Instruction write_it = make(InstructionKind::kWriteParam, QueueKind::kNvme, unit, tile, -1);
-    write_it.lane = param_lane;
-    write_it.accesses = {read(param, content), write(extent)};
-    emit(std::move(write_it));
+  if (with_update && stream_param) {
+    transfer(InstructionKind::kWriteParam, unit, tile, param, param_lane);
   }
-  if (read_state) {
-    Instruction write_it = make(InstructionKind::kWriteState, QueueKind::kNvme, unit, tile, -1);
-    write_it.lane = param_lane + 1;
-    write_it.accesses = {read(state, tile_content(unit, tile)), write(state_extent)};
-    emit(std::move(write_it));
+  if (stream_state) {
+    transfer(InstructionKind::kWriteState, unit, tile, state, param_lane + 1);
   }
-  const bool elsewhere = device_target.buffer >= 0 && (device_target.buffer != param.buffer ||
-                                                       device_target.offset != param.offset);
-  if (elsewhere) {
+  const Range& target = device_target.range;
+  if (target.buffer >= 0 &&
+      (target.buffer != param.range.buffer || target.offset != param.range.offset)) {
     Instruction copy = make(InstructionKind::kCopy, QueueKind::kH2d, unit, tile, -1);
-    copy.accesses = {read(param, content), write(device_target)};
+    copy.accesses = {read(param.range, param.content), write(target, device_target.content)};
     emit(std::move(copy));
   }
   return param;
+}
+
+void Builder::transfer(InstructionKind kind, int unit, int tile, const Weights& memory, int lane) {
+  const auto u = static_cast<std::size_t>(unit);
+  const TileSpec& spec = in_.plan.units[u].tiles[static_cast<std::size_t>(tile)];
+  const bool param = kind == InstructionKind::kReadParam || kind == InstructionKind::kWriteParam;
+  const bool reading = kind == InstructionKind::kReadParam || kind == InstructionKind::kReadState;
+  const Range extent = param ? slice(in_.layout.store_param[u], spec.begin, spec.elements, 4)
+                             : slice(in_.layout.store_state[u], spec.begin, spec.elements, 8);
+  Instruction instruction = make(kind, QueueKind::kNvme, unit, tile, -1);
+  instruction.lane = lane;
+  instruction.accesses = {
+      reading ? write(memory.range, memory.content) : read(memory.range, memory.content),
+      reading ? read(extent) : write(extent)};
+  emit(std::move(instruction));
+}
+
+void Builder::update_tile(int unit, int tile, const Weights& param, const Weights& state) {
+  const auto u = static_cast<std::size_t>(unit);
+  const TileSpec& spec = in_.plan.units[u].tiles[static_cast<std::size_t>(tile)];
+  const bool on_device = in_.plan.units[u].home == Home::kDevice && in_.plan.separate_device;
+  Instruction instruction = make(
+      InstructionKind::kUpdate, on_device ? QueueKind::kCompute : QueueKind::kHost, unit, tile, -1);
+  instruction.begin = spec.begin;
+  instruction.elements = spec.elements;
+  instruction.accesses = {update(param.range, param.content),
+                          update(state.range, state.content),
+                          read(held(unit, spec.begin, spec.elements))};
+  emit(std::move(instruction));
+  updated_[u][static_cast<std::size_t>(tile)] = 1;
 }
 
 // ---- gradients ----
