@@ -1,0 +1,335 @@
+// The executor's life and the control flow of a step.
+#include "scheduler/exec/executor.hpp"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+
+#include "core/assert.hpp"
+#include "scheduler/exec/executor_impl.hpp"
+#include "tiers/race_checker.hpp"
+
+namespace headrace::exec {
+
+using plan::Instruction;
+using plan::InstructionKind;
+using plan::QueueKind;
+
+Result<std::unique_ptr<Executor>> Executor::create(tiers::Runtime& runtime,
+                                                   const plan::Plan& plan,
+                                                   const plan::ModelSpec& spec,
+                                                   Model model,
+                                                   tiers::nvme::Store* store,
+                                                   const ExecutorOptions& options) {
+  auto executor = std::make_unique<ExecutorImpl>(runtime, plan, spec, std::move(model), store);
+  HEADRACE_TRY(executor->open(options));
+  return std::unique_ptr<Executor>(std::move(executor));
+}
+
+Status ExecutorImpl::open(const ExecutorOptions& options) {
+  optimizer_ = optim::find_optimizer("adamw", "fp32");
+  HEADRACE_ASSERT(optimizer_ != nullptr, "the optimizer table has AdamW with fp32 state");
+  HEADRACE_TRY(create_memory());
+  HEADRACE_TRY(create_queues(options));
+  std::size_t instructions_max = 0, waits_max = 0;
+  for (const plan::Program* program :
+       {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.evaluation}) {
+    instructions_max = std::max(instructions_max, program->instructions.size());
+    std::size_t waits = 0;
+    for (const Instruction& instruction : program->instructions) {
+      waits += instruction.queue == QueueKind::kCompute ? instruction.waits.size() : 0;
+    }
+    waits_max = std::max(waits_max, waits);
+  }
+  events_.resize(instructions_max);
+  leases_.reserve(16);
+  timeline_ = Timeline(waits_max);
+  return {};
+}
+
+Status ExecutorImpl::create_memory() {
+  HEADRACE_ASSIGN(host_arena_,
+                  tiers::Arena::create(tiers::Tier::kHost, "host", plan_.host_arena_bytes));
+  if (plan_.separate_device) {
+    HEADRACE_ASSIGN(device_arena_,
+                    tiers::Arena::create(tiers::Tier::kDevice, "device", plan_.device_arena_bytes));
+  }
+  for (const plan::Buffer& buffer : plan_.buffers) {
+    std::span<std::byte> memory;
+    tiers::Tier tier = tiers::Tier::kNvme;
+    if (buffer.tier != plan::MemoryTier::kStore) {
+      const tiers::Arena& arena =
+          buffer.tier == plan::MemoryTier::kDevice ? *device_arena_ : *host_arena_;
+      HEADRACE_ASSERT(buffer.offset + buffer.bytes <= arena.bytes(),
+                      "a planned buffer lies within its arena");
+      memory = {arena.data() + buffer.offset, buffer.bytes};
+      tier = arena.tier();
+    }
+    extents_.emplace_back(tier, memory, buffer.name);
+  }
+  return {};
+}
+
+Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
+  HEADRACE_ASSIGN(optimizer_threads_, optim::Threads::create(options.optimizer_threads));
+  tiers::CpuDeviceOptions device_options;
+  device_options.aliases_host = !plan_.separate_device;
+  device_options.compute_threads = options.compute_threads;
+  device_options.h2d_bytes_per_s = options.h2d_bytes_per_s;
+  device_options.d2h_bytes_per_s = options.d2h_bytes_per_s;
+  device_options.cores = &cores_;
+  HEADRACE_ASSIGN(device_, tiers::make_cpu_device(runtime_, device_options));
+  tiers::ThreadQueueOptions host_options;
+  host_options.cores = &cores_;
+  host_queue_ = std::make_unique<tiers::ThreadQueue>(runtime_, "host", host_options);
+  if (plan_.lanes > 0) {
+    HEADRACE_ASSERT(store_ != nullptr, "a plan that streams tiles needs a store");
+    tiers::nvme::EngineOptions engine_options;
+    engine_options.lanes = plan_.lanes;
+    engine_options.io_depth = options.io_depth;
+    engine_options.read_bytes_per_s = options.nvme_read_bytes_per_s;
+    engine_options.write_bytes_per_s = options.nvme_write_bytes_per_s;
+    HEADRACE_ASSIGN(engine_, tiers::nvme::IoEngine::create(runtime_, *store_, engine_options));
+  }
+  return {};
+}
+
+ExecutorImpl::~ExecutorImpl() {
+  // Queues first (each finishes what it has), memory last: members are destroyed in reverse order
+  // of declaration.
+  host_queue_.reset();
+  device_.reset();
+  engine_.reset();
+}
+
+// ---- running a program ----
+
+namespace {
+
+const char* cause_of(const Instruction& instruction) {
+  switch (instruction.queue) {
+    case QueueKind::kNvme:
+      return instruction.kind == InstructionKind::kReadParam ||
+                     instruction.kind == InstructionKind::kReadState
+                 ? "nvme_read"
+                 : "nvme_write";
+    case QueueKind::kH2d:
+      return "h2d";
+    case QueueKind::kD2h:
+      return "d2h";
+    case QueueKind::kHost:
+      return instruction.kind == InstructionKind::kUpdate ? "optimizer" : "host";
+    case QueueKind::kCompute:
+      break;
+  }
+  return "host";
+}
+
+}  // namespace
+
+Status ExecutorImpl::run(const plan::Program& program) {
+  timeline_.reset();
+  for (std::size_t i = 0; i < program.instructions.size() && !runtime_.fault.raised(); ++i) {
+    const Instruction& instruction = program.instructions[i];
+    tiers::Queue& queue = queue_of(instruction);
+    for (const int wait : instruction.waits) {
+      const tiers::Event& event = events_[static_cast<std::size_t>(wait)];
+      if (instruction.queue == QueueKind::kCompute) {
+        timeline_.timed_wait(
+            queue, event, cause_of(program.instructions[static_cast<std::size_t>(wait)]));
+      } else {
+        queue.wait(event);
+      }
+    }
+    for (const plan::Access& access : instruction.accesses) {
+      if (access.buffer >= 0 && access.content != 0) {
+        const auto mode = access.mode == plan::AccessMode::kWrite ? tiers::Lease::Mode::kWrite
+                                                                  : tiers::Lease::Mode::kRead;
+        leases_.emplace_back(
+            extents_[static_cast<std::size_t>(access.buffer)], access.content, mode);
+      }
+    }
+    launch(instruction, i);
+    events_[i] = queue.record();
+    for (tiers::Lease& lease : leases_) {
+      lease.release_after(events_[i]);
+    }
+    leases_.clear();
+  }
+  return finish_queues();
+}
+
+// Between programs nothing runs: every queue is drained, and the host is ordered after all of them.
+Status ExecutorImpl::finish_queues() {
+  Status status;
+  const auto finish = [&status](tiers::Queue& queue) {
+    if (Status finished = queue.record().wait_host(); !finished && status) {
+      status = std::move(finished);
+    }
+  };
+  finish(device_->compute());
+  finish(device_->h2d());
+  finish(device_->d2h());
+  finish(*host_queue_);
+  for (int lane = 0; lane < plan_.lanes; ++lane) {
+    finish(engine_->lane(lane));
+  }
+  return status;
+}
+
+// ---- a step ----
+
+void ExecutorImpl::set_inputs(const StepInputs& inputs) {
+  const auto rows = static_cast<std::size_t>(spec_.rows() * spec_.accumulate);
+  HEADRACE_ASSERT(inputs.tokens.size() == rows && inputs.targets.size() == rows,
+                  "a step's tokens and targets are [accumulate, N]");
+  running_.tokens = inputs.tokens;
+  running_.targets = inputs.targets;
+  running_.scale = inputs.unmasked_targets > 0
+                       ? static_cast<float>(1.0 / static_cast<double>(inputs.unmasked_targets))
+                       : 0.0F;
+  const std::span<std::byte> target =
+      extents_[static_cast<std::size_t>(plan_.targets_host)].memory();
+  std::memcpy(target.data(), inputs.targets.data(), inputs.targets.size_bytes());
+  if (runtime_.races != nullptr) {
+    const tiers::MemorySpan written(target.data(), target.size());
+    runtime_.races->on_host_access(
+        {.name = "set inputs", .reads = {}, .writes = {&written, 1}, .id = 0});
+  }
+  rows_.build(inputs.tokens);
+}
+
+double ExecutorImpl::loss_sum() const {
+  const std::span<std::byte> memory =
+      extents_[static_cast<std::size_t>(plan_.losses_host)].memory();
+  double sum = 0;
+  for (std::int64_t k = 0; k < spec_.accumulate; ++k) {
+    double loss = 0;
+    std::memcpy(
+        &loss, memory.data() + static_cast<std::size_t>(k) * sizeof(double), sizeof(double));
+    sum += loss;
+  }
+  return sum;
+}
+
+Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
+  const std::int64_t begin_ns = monotonic_ns();
+  const auto nvme_before = engine_ ? engine_->totals() : tiers::nvme::IoTotals{};
+  set_inputs(inputs);
+  const bool held = pending_.has_value();
+  HEADRACE_ASSERT(!held || plan_.update == plan::Update::kHeld, "only held updates stay pending");
+  if (held) {
+    HEADRACE_TRY(prepare_update());
+  }
+  const plan::Program& program = held ? plan_.compute_held : plan_.compute;
+  HEADRACE_TRY(run(program));
+  pending_.reset();
+  StepResult result;
+  note_measurements(program, result);
+  decide_update(inputs, result);
+  if (plan_.update == plan::Update::kAfterBackward) {
+    HEADRACE_TRY(drain());
+  }
+  if (engine_) {
+    const auto totals = engine_->totals();
+    result.link_bytes["nvme_read"] = totals.read_bytes - nvme_before.read_bytes;
+    result.link_bytes["nvme_write"] = totals.write_bytes - nvme_before.write_bytes;
+  }
+  result.seconds = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
+  return result;
+}
+
+// Loss and norm are known: the update is decided on, or the step is skipped and the gradients are
+// dropped.
+void ExecutorImpl::decide_update(const StepInputs& inputs, StepResult& result) {
+  result.loss =
+      inputs.unmasked_targets > 0 ? loss_sum() / static_cast<double>(inputs.unmasked_targets) : 0.0;
+  result.grad_norm = optim::total_norm(jobs_.block_sums());
+  result.non_finite = jobs_.non_finite(spec_);
+  if (!result.non_finite && !std::isfinite(result.loss)) {
+    result.non_finite = NonFinite{.tensor = "loss", .element = 0, .count = 1};
+  }
+  if (!result.non_finite) {
+    ++update_count_;
+    pending_ = Pending{.lr = inputs.lr,
+                       .clip_scale = optim::clip_scale(result.grad_norm, inputs.clip),
+                       .update_count = update_count_};
+  }
+}
+
+void ExecutorImpl::note_measurements(const plan::Program& program, StepResult& result) const {
+  result.stall_seconds = timeline_.stall_seconds();
+  for (const Instruction& instruction : program.instructions) {
+    if (instruction.kind == InstructionKind::kCopy) {
+      result.link_bytes[instruction.queue == QueueKind::kH2d ? "h2d" : "d2h"] +=
+          instruction.link_bytes;
+    }
+  }
+}
+
+// Gives every tile's job the scalars of the pending update. The store is told before the first
+// write that it no longer is what was committed.
+Status ExecutorImpl::prepare_update() {
+  if (plan_.lanes > 0) {
+    HEADRACE_TRY(store_->mark_dirty());
+  }
+  running_.write_step = pending_->update_count;
+  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+    for (std::size_t t = 0; t < plan_.units[u].tiles.size(); ++t) {
+      TileJob& job = jobs_.at(static_cast<int>(u), static_cast<int>(t));
+      for (std::size_t s = 0; s < job.segments.size(); ++s) {
+        const plan::TensorSpec& tensor =
+            spec_.units[u].tensors[static_cast<std::size_t>(job.segments[s].tensor)];
+        const plan::GroupSpec& group = spec_.groups[static_cast<std::size_t>(tensor.group)];
+        job.update[s].scalars = {.lr = pending_->lr * group.lr_scale,
+                                 .beta1 = group.beta1,
+                                 .beta2 = group.beta2,
+                                 .eps = group.eps,
+                                 .weight_decay = group.weight_decay,
+                                 .update_count = pending_->update_count,
+                                 .clip_scale = pending_->clip_scale};
+      }
+    }
+  }
+  return {};
+}
+
+Status ExecutorImpl::drain() {
+  if (!pending_) {
+    return {};
+  }
+  HEADRACE_TRY(prepare_update());
+  HEADRACE_TRY(run(plan_.drain));
+  pending_.reset();
+  return {};
+}
+
+Result<double> ExecutorImpl::evaluate(const StepInputs& inputs) {
+  HEADRACE_TRY(drain());
+  set_inputs(inputs);
+  HEADRACE_TRY(run(plan_.evaluation));
+  return loss_sum();
+}
+
+Result<std::span<const float>> ExecutorImpl::logits(std::span<const std::int32_t> tokens,
+                                                    std::int64_t position) {
+  HEADRACE_ASSERT(plan_.logits_host >= 0, "logits need a plan for generation");
+  HEADRACE_ASSERT(tokens.size() == static_cast<std::size_t>(spec_.rows()) && position >= 0 &&
+                      position < spec_.rows(),
+                  "one sequence, and a row of it");
+  running_.tokens = tokens;
+  running_.position = position;
+  HEADRACE_TRY(run(plan_.evaluation));
+  const std::span<std::byte> memory =
+      extents_[static_cast<std::size_t>(plan_.logits_host)].memory();
+  return std::span<const float>(reinterpret_cast<const float*>(memory.data()),
+                                static_cast<std::size_t>(spec_.vocab));
+}
+
+PeakMemory ExecutorImpl::peak() const {
+  return {.device_bytes = device_arena_ ? device_arena_->bytes() : 0,
+          .host_bytes = host_arena_->bytes(),
+          .pinned_bytes = 0};  // nothing is registered with a driver or io_uring in this version
+}
+
+}  // namespace headrace::exec

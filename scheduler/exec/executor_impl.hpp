@@ -1,0 +1,132 @@
+// The executor's class, over several files: executor.cpp (life, steps), launch.cpp (instructions),
+// persist.cpp (load, commit, read).
+#pragma once
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "optim_cpu/threads.hpp"
+#include "scheduler/exec/executor.hpp"
+#include "scheduler/exec/jobs.hpp"
+#include "scheduler/exec/timeline.hpp"
+#include "tiers/device.hpp"
+#include "tiers/memory.hpp"
+#include "tiers/nvme/io_engine.hpp"
+#include "tiers/thread_queue.hpp"
+
+namespace headrace::exec {
+
+class ExecutorImpl final : public Executor {
+ public:
+  ExecutorImpl(tiers::Runtime& runtime,
+               const plan::Plan& plan,
+               const plan::ModelSpec& spec,
+               Model model,
+               tiers::nvme::Store* store)
+      : runtime_(runtime),
+        plan_(plan),
+        spec_(spec),
+        model_(std::move(model)),
+        store_(store),
+        jobs_(spec, plan),
+        rows_(spec),
+        timeline_(0) {}
+
+  ~ExecutorImpl() override;
+  [[nodiscard]] Status open(const ExecutorOptions& options);
+
+  [[nodiscard]] Status load(const ParamSource& source) override;
+  [[nodiscard]] Status load_committed(std::int64_t update_count) override;
+  [[nodiscard]] Result<StepResult> step(const StepInputs& inputs) override;
+  [[nodiscard]] Status drain() override;
+
+  [[nodiscard]] bool update_pending() const override { return pending_.has_value(); }
+
+  [[nodiscard]] std::int64_t update_count() const override { return update_count_; }
+
+  [[nodiscard]] Result<double> evaluate(const StepInputs& inputs) override;
+  [[nodiscard]] Result<std::span<const float>> logits(std::span<const std::int32_t> tokens,
+                                                      std::int64_t position) override;
+  [[nodiscard]] Result<std::uint64_t> commit(std::int64_t step, std::string run_state) override;
+  [[nodiscard]] Status read_params(int unit, std::int64_t begin, std::span<float> out) override;
+  [[nodiscard]] PeakMemory peak() const override;
+
+ private:
+  // The scalars of an update that has been decided on.
+  struct Pending {
+    double lr = 0;
+    double clip_scale = 1;
+    std::int64_t update_count = 0;
+  };
+
+  // What the operations of the running program are about.
+  struct Running {
+    std::span<const std::int32_t> tokens;
+    std::span<const std::int32_t> targets;
+    float scale = 0;
+    std::int64_t position = 0;
+    std::int64_t write_step = 0;  // headers of written extents carry the update that wrote them
+  };
+
+  // executor.cpp
+  [[nodiscard]] Status create_memory();
+  [[nodiscard]] Status create_queues(const ExecutorOptions& options);
+  void set_inputs(const StepInputs& inputs);
+  [[nodiscard]] Status run(const plan::Program& program);
+  [[nodiscard]] Status finish_queues();
+  void note_measurements(const plan::Program& program, StepResult& result) const;
+  [[nodiscard]] double loss_sum() const;
+  void decide_update(const StepInputs& inputs, StepResult& result);
+  [[nodiscard]] Status prepare_update();
+
+  // launch.cpp
+  [[nodiscard]] tiers::Queue& queue_of(const plan::Instruction& instruction);
+  void launch(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_transfer(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_copy(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_block(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_head(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_embedding(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_accumulate(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_collect(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_update(const plan::Instruction& instruction, std::uint64_t number);
+  [[nodiscard]] std::span<std::byte> memory_of(const plan::Access& access);
+  template <class T>
+  [[nodiscard]] T* pointer(const plan::Instruction& instruction, std::size_t operand);
+  [[nodiscard]] std::span<const std::int32_t> tokens_of(int micro_batch) const;
+
+  // persist.cpp
+  [[nodiscard]] Status place_param(int unit, int tile, std::span<const float> values);
+  [[nodiscard]] Status fetch_param(int unit, int tile, std::span<float> values);
+  [[nodiscard]] Status place_state(int unit, int tile, std::span<const float> values);
+  [[nodiscard]] Status fetch_state(int unit, int tile, std::span<float> values);
+  [[nodiscard]] Status copy_in(int buffer, std::size_t offset, std::span<const std::byte> source);
+  [[nodiscard]] Status copy_out(int buffer, std::size_t offset, std::span<std::byte> target);
+  [[nodiscard]] Result<std::uint64_t> write_memory_tiles(std::int64_t write_step);
+
+  tiers::Runtime& runtime_;
+  const plan::Plan& plan_;
+  const plan::ModelSpec& spec_;
+  Model model_;
+  tiers::nvme::Store* store_;
+  Jobs jobs_;
+  RowIndex rows_;
+  Timeline timeline_;
+  tiers::Cores cores_;
+  std::unique_ptr<tiers::Arena> host_arena_, device_arena_;
+  std::deque<tiers::Extent> extents_;  // by buffer; those of the store are empty
+  std::unique_ptr<optim::Threads> optimizer_threads_;
+  const optim::Optimizer* optimizer_ = nullptr;
+  std::unique_ptr<tiers::Device> device_;
+  std::unique_ptr<tiers::ThreadQueue> host_queue_;
+  std::unique_ptr<tiers::nvme::IoEngine> engine_;
+  std::vector<tiers::Event> events_;  // by instruction of the running program
+  std::vector<tiers::Lease> leases_;  // of the instruction being launched
+  std::optional<Pending> pending_;
+  std::int64_t update_count_ = 0;
+  Running running_;
+};
+
+}  // namespace headrace::exec

@@ -1,0 +1,217 @@
+// Weights and state in and out of wherever they live: loading, committing, reading. Not on the step
+// path: each goes through one bounce buffer of a tile.
+#include <algorithm>
+#include <cstring>
+#include <vector>
+
+#include "core/assert.hpp"
+#include "scheduler/exec/executor_impl.hpp"
+
+namespace headrace::exec {
+
+namespace {
+
+tiers::nvme::ExtentKey key_of(int unit, int tile, tiers::nvme::ExtentKind kind) {
+  return {.unit = static_cast<std::uint32_t>(unit),
+          .tile = static_cast<std::uint32_t>(tile),
+          .kind = kind};
+}
+
+std::size_t elements_of(const plan::TileSpec& tile) {
+  return static_cast<std::size_t>(tile.elements);
+}
+
+}  // namespace
+
+Status ExecutorImpl::copy_in(int buffer, std::size_t offset, std::span<const std::byte> source) {
+  const tiers::Extent& extent = extents_[static_cast<std::size_t>(buffer)];
+  std::byte* target = extent.memory().data() + offset;
+  if (extent.tier() != tiers::Tier::kDevice) {
+    std::memcpy(target, source.data(), source.size());
+    return {};
+  }
+  device_->copy(device_->h2d(), "load", 0, target, source.data(), source.size());
+  return device_->h2d().record().wait_host();
+}
+
+Status ExecutorImpl::copy_out(int buffer, std::size_t offset, std::span<std::byte> target) {
+  const tiers::Extent& extent = extents_[static_cast<std::size_t>(buffer)];
+  const std::byte* source = extent.memory().data() + offset;
+  if (extent.tier() != tiers::Tier::kDevice) {
+    std::memcpy(target.data(), source, target.size());
+    return {};
+  }
+  device_->copy(device_->d2h(), "read", 0, target.data(), source, target.size());
+  return device_->d2h().record().wait_host();
+}
+
+// Puts a tile's weights where the plan wants them: the master in memory or the store, and the copy
+// that stays on a separate device.
+Status ExecutorImpl::place_param(int unit, int tile, std::span<const float> values) {
+  const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
+  const std::size_t offset =
+      static_cast<std::size_t>(plan.tiles[static_cast<std::size_t>(tile)].begin) * sizeof(float);
+  if (plan.master >= 0) {
+    HEADRACE_TRY(copy_in(plan.master, offset, std::as_bytes(values)));
+  }
+  if (plan.weights >= 0 && plan.weights != plan.master) {
+    HEADRACE_TRY(copy_in(plan.weights, offset, std::as_bytes(values)));
+  }
+  return {};
+}
+
+Status ExecutorImpl::fetch_param(int unit, int tile, std::span<float> values) {
+  const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
+  if (plan.master < 0) {
+    return store_->read_now(key_of(unit, tile, tiers::nvme::ExtentKind::kParam),
+                            std::as_writable_bytes(values));
+  }
+  return copy_out(
+      plan.master,
+      static_cast<std::size_t>(plan.tiles[static_cast<std::size_t>(tile)].begin) * sizeof(float),
+      std::as_writable_bytes(values));
+}
+
+Status ExecutorImpl::place_state(int unit, int tile, std::span<const float> values) {
+  const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
+  return copy_in(
+      plan.state, plan.state_offset[static_cast<std::size_t>(tile)], std::as_bytes(values));
+}
+
+Status ExecutorImpl::fetch_state(int unit, int tile, std::span<float> values) {
+  const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
+  return copy_out(plan.state,
+                  plan.state_offset[static_cast<std::size_t>(tile)],
+                  std::as_writable_bytes(values));
+}
+
+Status ExecutorImpl::load(const ParamSource& source) {
+  if (store_ != nullptr) {
+    HEADRACE_TRY(store_->mark_dirty());
+  }
+  std::vector<float> bounce;
+  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+    const plan::UnitPlan& unit = plan_.units[u];
+    const int number = static_cast<int>(u);
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      const int tile = static_cast<int>(t);
+      bounce.assign(elements_of(unit.tiles[t]), 0.0F);
+      HEADRACE_TRY(source(number, unit.tiles[t].begin, bounce));
+      HEADRACE_TRY(place_param(number, tile, bounce));
+      if (unit.master < 0) {
+        HEADRACE_TRY(store_->write_now(key_of(number, tile, tiers::nvme::ExtentKind::kParam),
+                                       std::as_bytes(std::span(bounce)),
+                                       0));
+      }
+      if (unit.tiles[t].frozen || unit.gradient < 0) {
+        continue;
+      }
+      bounce.assign(2 * elements_of(unit.tiles[t]), 0.0F);
+      if (unit.state >= 0) {
+        HEADRACE_TRY(place_state(number, tile, bounce));
+      } else {
+        HEADRACE_TRY(store_->write_now(key_of(number, tile, tiers::nvme::ExtentKind::kState),
+                                       std::as_bytes(std::span(bounce)),
+                                       0));
+      }
+    }
+  }
+  update_count_ = 0;
+  pending_.reset();
+  return {};
+}
+
+Status ExecutorImpl::load_committed(std::int64_t update_count) {
+  HEADRACE_ASSERT(store_ != nullptr, "a resumed run has a store");
+  std::vector<float> bounce;
+  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+    const plan::UnitPlan& unit = plan_.units[u];
+    const int number = static_cast<int>(u);
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      const int tile = static_cast<int>(t);
+      if (unit.master >= 0 || unit.weights >= 0) {
+        bounce.resize(elements_of(unit.tiles[t]));
+        HEADRACE_TRY(store_->read_now(key_of(number, tile, tiers::nvme::ExtentKind::kParam),
+                                      std::as_writable_bytes(std::span(bounce))));
+        HEADRACE_TRY(place_param(number, tile, bounce));
+      }
+      if (unit.state >= 0 && !unit.tiles[t].frozen) {
+        bounce.resize(2 * elements_of(unit.tiles[t]));
+        HEADRACE_TRY(store_->read_now(key_of(number, tile, tiers::nvme::ExtentKind::kState),
+                                      std::as_writable_bytes(std::span(bounce))));
+        HEADRACE_TRY(place_state(number, tile, bounce));
+      }
+    }
+  }
+  update_count_ = update_count;
+  pending_.reset();
+  return {};
+}
+
+Result<std::uint64_t> ExecutorImpl::write_memory_tiles(std::int64_t write_step) {
+  std::uint64_t bytes = 0;
+  std::vector<float> bounce;
+  const auto write = [&](int unit, int tile, tiers::nvme::ExtentKind kind) {
+    bytes += bounce.size() * sizeof(float);
+    return store_->write_now(
+        key_of(unit, tile, kind), std::as_bytes(std::span(bounce)), write_step);
+  };
+  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+    const plan::UnitPlan& unit = plan_.units[u];
+    const int number = static_cast<int>(u);
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      const int tile = static_cast<int>(t);
+      // Frozen tiles never change: once is enough.
+      const bool stored =
+          unit.tiles[t].frozen &&
+          store_->step_of(key_of(number, tile, tiers::nvme::ExtentKind::kParam)) >= 0;
+      if (unit.master >= 0 && !stored) {
+        bounce.resize(elements_of(unit.tiles[t]));
+        HEADRACE_TRY(fetch_param(number, tile, bounce));
+        HEADRACE_TRY(write(number, tile, tiers::nvme::ExtentKind::kParam));
+      }
+      if (unit.state >= 0 && !unit.tiles[t].frozen) {
+        bounce.resize(2 * elements_of(unit.tiles[t]));
+        HEADRACE_TRY(fetch_state(number, tile, bounce));
+        HEADRACE_TRY(write(number, tile, tiers::nvme::ExtentKind::kState));
+      }
+    }
+  }
+  return bytes;
+}
+
+Result<std::uint64_t> ExecutorImpl::commit(std::int64_t step, std::string run_state) {
+  HEADRACE_ASSERT(store_ != nullptr, "a commit needs a store");
+  HEADRACE_TRY(drain());
+  HEADRACE_TRY(store_->mark_dirty());
+  HEADRACE_ASSIGN(const std::uint64_t bytes, write_memory_tiles(update_count_));
+  tiers::nvme::CommitRecord record;
+  record.step = step;
+  record.update_count = update_count_;
+  record.run_state = std::move(run_state);
+  HEADRACE_TRY(store_->commit(std::move(record)));
+  return bytes;
+}
+
+Status ExecutorImpl::read_params(int unit, std::int64_t begin, std::span<float> out) {
+  HEADRACE_ASSERT(!pending_, "weights are read once pending updates have been drained");
+  const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
+  const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
+  std::vector<float> bounce;
+  for (std::size_t t = 0; t < plan.tiles.size(); ++t) {
+    const plan::TileSpec& tile = plan.tiles[t];
+    const std::int64_t from = std::max(begin, tile.begin);
+    const std::int64_t to = std::min(end, tile.begin + tile.elements);
+    if (from >= to) {
+      continue;
+    }
+    bounce.resize(elements_of(tile));
+    HEADRACE_TRY(fetch_param(unit, static_cast<int>(t), bounce));
+    std::copy(bounce.begin() + (from - tile.begin),
+              bounce.begin() + (to - tile.begin),
+              out.begin() + (from - begin));
+  }
+  return {};
+}
+
+}  // namespace headrace::exec
