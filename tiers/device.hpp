@@ -24,6 +24,9 @@ class Cores {
  public:
   [[nodiscard]] std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
 
+  // Whether nobody holds them at this moment; for tests and messages. Not by a thread that does.
+  [[nodiscard]] bool is_free() { return std::unique_lock(mutex_, std::try_to_lock).owns_lock(); }
+
  private:
   std::mutex mutex_;
 };

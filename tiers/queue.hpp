@@ -189,6 +189,11 @@ class Queue {
   // tickets then do not depend on timing, and neither do the checker's findings.)
   void wait(const Event& event);
 
+  // Blocks the scheduler thread until everything submitted so far has finished; returns the fault
+  // if one was raised. Every queue is drained before any queue of a runtime is destroyed: others
+  // may still wait for its events.
+  [[nodiscard]] Status drain() { return record().wait_host(); }
+
   [[nodiscard]] bool done(std::uint64_t ticket) const {
     return finished_.load(std::memory_order_acquire) >= ticket;
   }

@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <chrono>
 #include <cstring>
+#include <initializer_list>
 #include <thread>
 
 #include "core/assert.hpp"
@@ -73,6 +74,16 @@ class CpuDevice final : public Device {
                   .on_waited = options.on_compute_waited}),
         h2d_(runtime, "h2d", link_options(h2d_throttle_)),
         d2h_(runtime, "d2h", link_options(d2h_throttle_)) {}
+
+  ~CpuDevice() override {
+    // All before any: they may wait for one another. A fault is the host's to have looked at.
+    for (Queue* queue : std::initializer_list<Queue*>{&compute_, &h2d_, &d2h_}) {
+      [[maybe_unused]] const Status status = queue->drain();
+    }
+  }
+
+  CpuDevice(const CpuDevice&) = delete;
+  CpuDevice& operator=(const CpuDevice&) = delete;
 
   [[nodiscard]] std::string name() const override { return "cpu"; }
 

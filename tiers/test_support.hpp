@@ -1,0 +1,51 @@
+// What the tests of this folder share: seeds, and gates that hold a queue's worker until the test
+// opens them, so that "not yet" is a fact rather than a matter of timing.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+#include <random>
+
+#include "tiers/queue.hpp"
+
+namespace headrace::tiers {
+
+// Of a random test: HEADRACE_SEED, or fresh; printed.
+inline std::uint64_t test_seed() {
+  const char* given = std::getenv("HEADRACE_SEED");  // NOLINT(concurrency-mt-unsafe)
+  const std::uint64_t seed =
+      given != nullptr ? std::strtoull(given, nullptr, 10) : std::random_device{}();
+  std::cout << "HEADRACE_SEED=" << seed << "\n";
+  return seed;
+}
+
+class Gate {
+ public:
+  void open() {
+    {
+      const std::scoped_lock lock(mutex_);
+      open_ = true;
+    }
+    opened_.notify_all();
+  }
+
+  void pass() {
+    std::unique_lock lock(mutex_);
+    opened_.wait(lock, [this] { return open_; });
+  }
+
+  // Holds `queue` at this point until open().
+  void block(Queue& queue) {
+    queue.submit({.name = "gate"}, [this] { pass(); });
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable opened_;
+  bool open_ = false;
+};
+
+}  // namespace headrace::tiers
