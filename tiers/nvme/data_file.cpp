@@ -222,8 +222,13 @@ Status DataFile::allocate(std::uint64_t bytes) const {
     error = ::posix_fallocate(fd(), 0, size);
   }
   if (error != 0) {
-    return errno_error(fmt::format("nvme tier: cannot reserve {} bytes for '{}'", bytes, path_),
-                       error);
+    Error failed = errno_error(
+        fmt::format("nvme tier: cannot reserve {} bytes for '{}'", bytes, path_), error);
+    if (error == ENOSPC || error == EDQUOT) {
+      failed.code = ExitCode::kDoesNotFit;
+      failed.hint = "free space there, or use another folder";
+    }
+    return failed;
   }
   return {};
 }

@@ -106,6 +106,10 @@ const std::string& Store::path() const {
   return state_->path;
 }
 
+const std::string& Store::data_path() const {
+  return state_->file.path();
+}
+
 std::uint64_t Store::bytes() const {
   return state_->block.file_bytes;
 }

@@ -53,7 +53,7 @@ struct StoreContents {
   std::vector<TileBytes> tiles;  // unit-major, tile ascending
   std::string tensor_table;
   std::string layout_tag;  // "fp32/fp32": param and state format
-  std::string run_dir;     // of the run that the store belongs to, for `store list`; may be empty
+  std::string run_dir{};   // of the run that the store belongs to, for `store list`; may be empty
 };
 
 // A commit: everything that a resume needs beside the tiles. `run_state` is JSON owned by train/
@@ -63,14 +63,14 @@ struct CommitRecord {
   std::uint64_t generation = 0;  // set by commit()
   std::int64_t step = 0;         // steps finished
   std::int64_t update_count = 0;
-  std::string run_state;
+  std::string run_state{};
 };
 
 struct StoreOptions {
   std::string folder;              // must exist or its parent must
   bool direct_io_required = true;  // false ("auto"): fall back to buffered I/O where the filesystem
                                    // refuses O_DIRECT, with a log line
-  std::optional<std::uint64_t> space_bytes_max;
+  std::optional<std::uint64_t> space_bytes_max{};
 };
 
 struct ExtentPlace {
@@ -101,7 +101,8 @@ class Store {
 
   [[nodiscard]] const std::string& id() const;    // 32 hex digits
   [[nodiscard]] const std::string& path() const;  // <folder>/<id>
-  [[nodiscard]] std::uint64_t bytes() const;      // of the data file
+  [[nodiscard]] const std::string& data_path() const;
+  [[nodiscard]] std::uint64_t bytes() const;  // of the data file
   [[nodiscard]] const StoreContents& contents() const;
   [[nodiscard]] const std::optional<CommitRecord>& last_commit() const;
   [[nodiscard]] bool dirty() const;  // written since the last commit
