@@ -93,21 +93,21 @@ struct LinearShape {
 
 // y[rows, outputs] = x[rows, inputs] W (+ bias[outputs] if shape.bias).
 struct LinearArgs {
-  LinearShape shape;
-  ConstTensor x;
-  ConstTensor weight;
-  ConstTensor bias;  // null unless shape.bias
-  Tensor y;
+  LinearShape shape = {};
+  ConstTensor x = {};
+  ConstTensor weight = {};
+  ConstTensor bias = {};  // null unless shape.bias
+  Tensor y = {};
 };
 
 void linear(const Context& context, const LinearArgs& args);
 
 // dx[rows, inputs] = dy W^T, or += with `accumulate` (projections that share their input).
 struct LinearBackwardInputArgs {
-  LinearShape shape;
-  ConstTensor dy;
-  ConstTensor weight;
-  Tensor dx;
+  LinearShape shape = {};
+  ConstTensor dy = {};
+  ConstTensor weight = {};
+  Tensor dx = {};
   bool accumulate = false;
 };
 
@@ -116,9 +116,9 @@ void linear_backward_input(const Context& context, const LinearBackwardInputArgs
 // dweight (in shape.layout) = x^T dy by the gradient rule, cut in row ranges of at most
 // kWeightTileElements.
 struct LinearBackwardWeightArgs {
-  LinearShape shape;
-  ConstTensor x;
-  ConstTensor dy;
+  LinearShape shape = {};
+  ConstTensor x = {};
+  ConstTensor dy = {};
   float* dweight = nullptr;
   GradientMode mode = GradientMode::kStore;
 };
@@ -129,7 +129,7 @@ void linear_backward_weight(const Context& context, const LinearBackwardWeightAr
 struct LinearBackwardBiasArgs {
   std::int64_t rows = 0;
   std::int64_t outputs = 0;
-  ConstTensor dy;
+  ConstTensor dy = {};
   float* dbias = nullptr;
   GradientMode mode = GradientMode::kStore;
 };
@@ -157,12 +157,12 @@ struct NormShape {
 // y = (x - mean) * rstd * gain + bias, rstd = 1 / sqrt(var + eps); mean[rows], rstd[rows] are
 // saved.
 struct LayerNormArgs {
-  NormShape shape;
+  NormShape shape = {};
   double eps = 1e-5;
-  ConstTensor x;
-  ConstTensor gain;
-  ConstTensor bias;
-  Tensor y;  // may be x
+  ConstTensor x = {};
+  ConstTensor gain = {};
+  ConstTensor bias = {};
+  Tensor y = {};  // may be x
   float* mean = nullptr;
   float* rstd = nullptr;
 };
@@ -170,13 +170,13 @@ struct LayerNormArgs {
 void layer_norm(const Context& context, const LayerNormArgs& args);
 
 struct LayerNormBackwardArgs {
-  NormShape shape;
-  ConstTensor dy;
-  ConstTensor x;  // the forward's input
-  ConstTensor gain;
+  NormShape shape = {};
+  ConstTensor dy = {};
+  ConstTensor x = {};  // the forward's input
+  ConstTensor gain = {};
   const float* mean = nullptr;
   const float* rstd = nullptr;
-  Tensor dx;                // may be dy (without accumulate)
+  Tensor dx = {};           // may be dy (without accumulate)
   bool accumulate = false;  // dx += (the residual stream's gradient is already there)
   float* dgain = nullptr;   // null: not wanted (frozen)
   float* dbias = nullptr;   // null: not wanted
@@ -188,23 +188,23 @@ void layer_norm_backward(const Context& context, const LayerNormBackwardArgs& ar
 
 // y = x * rstd * gain, rstd = 1 / sqrt(mean(x^2) + eps); rstd[rows] is saved.
 struct RmsNormArgs {
-  NormShape shape;
+  NormShape shape = {};
   double eps = 1e-5;
-  ConstTensor x;
-  ConstTensor gain;
-  Tensor y;  // may be x
+  ConstTensor x = {};
+  ConstTensor gain = {};
+  Tensor y = {};  // may be x
   float* rstd = nullptr;
 };
 
 void rms_norm(const Context& context, const RmsNormArgs& args);
 
 struct RmsNormBackwardArgs {
-  NormShape shape;
-  ConstTensor dy;
-  ConstTensor x;
-  ConstTensor gain;
+  NormShape shape = {};
+  ConstTensor dy = {};
+  ConstTensor x = {};
+  ConstTensor gain = {};
   const float* rstd = nullptr;
-  Tensor dx;  // may be dy (without accumulate)
+  Tensor dx = {};  // may be dy (without accumulate)
   bool accumulate = false;
   float* dgain = nullptr;  // null: not wanted
   GradientMode mode = GradientMode::kStore;
@@ -219,9 +219,9 @@ void rms_norm_backward(const Context& context, const RmsNormBackwardArgs& args);
 // y = a + b
 struct AddArgs {
   std::int64_t elements = 0;
-  ConstTensor a;
-  ConstTensor b;
-  Tensor y;
+  ConstTensor a = {};
+  ConstTensor b = {};
+  Tensor y = {};
 };
 
 void add(const Context& context, const AddArgs& args);
@@ -229,8 +229,8 @@ void add(const Context& context, const AddArgs& args);
 // y = x
 struct CopyArgs {
   std::int64_t elements = 0;
-  ConstTensor x;
-  Tensor y;  // must not overlap x
+  ConstTensor x = {};
+  Tensor y = {};  // must not overlap x
 };
 
 void copy(const Context& context, const CopyArgs& args);
@@ -238,7 +238,7 @@ void copy(const Context& context, const CopyArgs& args);
 // x = 0
 struct ZeroArgs {
   std::int64_t elements = 0;
-  Tensor x;
+  Tensor x = {};
 };
 
 void zero(const Context& context, const ZeroArgs& args);
@@ -246,17 +246,17 @@ void zero(const Context& context, const ZeroArgs& args);
 // y = x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3)))   (Hendrycks and Gimpel 2016, as GPT-2)
 struct GeluArgs {
   std::int64_t elements = 0;
-  ConstTensor x;
-  Tensor y;
+  ConstTensor x = {};
+  Tensor y = {};
 };
 
 void gelu(const Context& context, const GeluArgs& args);
 
 struct GeluBackwardArgs {
   std::int64_t elements = 0;
-  ConstTensor x;
-  ConstTensor dy;
-  Tensor dx;
+  ConstTensor x = {};
+  ConstTensor dy = {};
+  Tensor dx = {};
 };
 
 void gelu_backward(const Context& context, const GeluBackwardArgs& args);
@@ -264,20 +264,20 @@ void gelu_backward(const Context& context, const GeluBackwardArgs& args);
 // y = gate * sigmoid(gate) * up   (Shazeer 2020)
 struct SwigluArgs {
   std::int64_t elements = 0;
-  ConstTensor gate;
-  ConstTensor up;
-  Tensor y;
+  ConstTensor gate = {};
+  ConstTensor up = {};
+  Tensor y = {};
 };
 
 void swiglu(const Context& context, const SwigluArgs& args);
 
 struct SwigluBackwardArgs {
   std::int64_t elements = 0;
-  ConstTensor gate;
-  ConstTensor up;
-  ConstTensor dy;
-  Tensor dgate;
-  Tensor dup;
+  ConstTensor gate = {};
+  ConstTensor up = {};
+  ConstTensor dy = {};
+  Tensor dgate = {};
+  Tensor dup = {};
 };
 
 void swiglu_backward(const Context& context, const SwigluBackwardArgs& args);
@@ -303,7 +303,7 @@ struct RopeArgs {
   std::int64_t sequence = 0;
   std::int64_t heads = 0;
   std::int64_t head_dim = 0;  // even
-  Rows x;                     // [batch * sequence, heads * head_dim]
+  Rows x = {};                // [batch * sequence, heads * head_dim]
   const float* cosine = nullptr;
   const float* sine = nullptr;
   bool inverse = false;
@@ -329,12 +329,12 @@ struct AttentionShape {
 // with its own stride, so that a packed [N, 3C] is three views. lse[batch, heads, sequence] is
 // saved.
 struct AttentionArgs {
-  AttentionShape shape;
+  AttentionShape shape = {};
   double scale = 1.0;  // usually 1 / sqrt(head_dim)
-  ConstRows q;
-  ConstRows k;
-  ConstRows v;
-  Rows out;
+  ConstRows q = {};
+  ConstRows k = {};
+  ConstRows v = {};
+  Rows out = {};
   float* lse = nullptr;
 };
 
@@ -344,17 +344,17 @@ void attention(const Context& context, const AttentionArgs& args);
 // Scores are recomputed tile by tile. dq, dk and dv are stored (not added to) and must not overlap
 // the inputs; dk and dv sum the heads of a group in ascending order.
 struct AttentionBackwardArgs {
-  AttentionShape shape;
+  AttentionShape shape = {};
   double scale = 1.0;
-  ConstRows q;
-  ConstRows k;
-  ConstRows v;
-  ConstRows out;
-  ConstRows dout;
+  ConstRows q = {};
+  ConstRows k = {};
+  ConstRows v = {};
+  ConstRows out = {};
+  ConstRows dout = {};
   const float* lse = nullptr;
-  Rows dq;
-  Rows dk;
-  Rows dv;
+  Rows dq = {};
+  Rows dk = {};
+  Rows dv = {};
 };
 
 void attention_backward(const Context& context, const AttentionBackwardArgs& args);
@@ -382,7 +382,7 @@ struct HeadShape {
 struct HeadPiece {
   std::int64_t first_row = 0;
   std::int64_t row_count = 0;
-  ConstTensor weight;  // points at row first_row
+  ConstTensor weight = {};  // points at row first_row
 };
 
 // state: 3 * rows floats. While scoring: running maximum, running sum, target's logit of each
@@ -393,9 +393,9 @@ struct HeadPiece {
 
 // The piece at row 0 begins the state.
 struct HeadScoreArgs {
-  HeadShape shape;
-  HeadPiece piece;
-  ConstTensor h;                          // [rows, columns], after the final norm
+  HeadShape shape = {};
+  HeadPiece piece = {};
+  ConstTensor h = {};                     // [rows, columns], after the final norm
   const std::int32_t* targets = nullptr;  // [rows], in [0, vocab) or kIgnoreTarget
   float* state = nullptr;
 };
@@ -415,13 +415,13 @@ void head_loss(const Context& context, const HeadLossArgs& args);
 // dlogits = (softmax - onehot) * scale. dh is stored by the piece at row 0 and added to by the
 // others.
 struct HeadGradientArgs {
-  HeadShape shape;
-  HeadPiece piece;
-  ConstTensor h;
+  HeadShape shape = {};
+  HeadPiece piece = {};
+  ConstTensor h = {};
   const std::int32_t* targets = nullptr;
   const float* state = nullptr;  // as head_loss leaves it
   float scale = 1.0F;            // 1 / (unmasked targets of the whole step)
-  Tensor dh;
+  Tensor dh = {};
   float* dweight = nullptr;  // [row_count, columns], this piece's rows; null: not wanted (frozen)
   GradientMode mode = GradientMode::kStore;
 };
@@ -431,9 +431,9 @@ void head_gradient(const Context& context, const HeadGradientArgs& args);
 // logits[selected_count, vocab] of chosen rows of h, for one piece (columns first_row ..
 // +row_count).
 struct HeadLogitsArgs {
-  HeadShape shape;
-  HeadPiece piece;
-  ConstTensor h;
+  HeadShape shape = {};
+  HeadPiece piece = {};
+  ConstTensor h = {};
   std::int64_t selected_count = 0;
   const std::int32_t* selected = nullptr;  // rows of h
   float* logits = nullptr;                 // row stride vocab
@@ -454,7 +454,7 @@ void head_logits(const Context& context, const HeadLogitsArgs& args);
 struct TableRange {
   std::int64_t begin = 0;  // in elements from the table's first
   std::int64_t end = 0;
-  ConstTensor data;  // points at element `begin`
+  ConstTensor data = {};  // points at element `begin`
 };
 
 // x[n, :] = table[index[n], :], restricted to the elements that lie in the range; += with
@@ -462,9 +462,9 @@ struct TableRange {
 struct GatherRowsArgs {
   std::int64_t rows = 0;
   std::int64_t columns = 0;
-  TableRange table;
+  TableRange table = {};
   const std::int32_t* index = nullptr;  // [rows], >= 0
-  Tensor x;                             // [rows, columns]
+  Tensor x = {};                        // [rows, columns]
   bool accumulate = false;
 };
 
@@ -480,8 +480,8 @@ struct ScatterAddRowsShape {
 };
 
 struct ScatterAddRowsArgs {
-  ScatterAddRowsShape shape;
-  ConstTensor dx;                      // [rows, columns]
+  ScatterAddRowsShape shape = {};
+  ConstTensor dx = {};                 // [rows, columns]
   const std::int32_t* slot = nullptr;  // [rows], in [0, slots) or -1 (contributes nothing)
   float* accumulators = nullptr;       // [slots, columns]
   GradientMode mode = GradientMode::kAdd;

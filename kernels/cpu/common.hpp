@@ -133,8 +133,9 @@ void submit(
       {.name = name, .reads = reads.get(), .writes = writes.get(), .id = context.id}, body);
 }
 
-// Calls body(part) for each part in [0, parts), on a team of up to `threads`. Parts of similar
-// cost.
+// Calls body(part) for each part in [0, parts), on a team of `threads`. Parts of similar cost.
+// (Never on a smaller team: libgomp ends the threads that a smaller team leaves over, and starts
+// new ones.)
 template <class F>
 void parallel_for(int threads, std::int64_t parts, const F& body) {
   if (threads == 1 || parts <= 1) {
@@ -143,8 +144,7 @@ void parallel_for(int threads, std::int64_t parts, const F& body) {
     }
     return;
   }
-  const int team = static_cast<int>(std::min<std::int64_t>(threads, parts));
-#pragma omp parallel for num_threads(team) schedule(static)
+#pragma omp parallel for num_threads(threads) schedule(static)
   for (std::int64_t part = 0; part < parts; ++part) {
     body(part);
   }
@@ -160,8 +160,7 @@ void parallel_for_dynamic(int threads, std::int64_t parts, const F& body) {
     }
     return;
   }
-  const int team = static_cast<int>(std::min<std::int64_t>(threads, parts));
-#pragma omp parallel for num_threads(team) schedule(dynamic, 1)
+#pragma omp parallel for num_threads(threads) schedule(dynamic, 1)
   for (std::int64_t part = 0; part < parts; ++part) {
     body(part, omp_get_thread_num());
   }

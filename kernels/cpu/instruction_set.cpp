@@ -1,8 +1,10 @@
-// Which instruction sets the vectorised functions can be told to use: for tests, which run each.
+// Highway's table of targets, behind names.
+
+#include "kernels/cpu/instruction_set.hpp"
 
 #include <hwy/targets.h>
 
-#include "kernels/cpu/simd.hpp"
+#include <cstdint>
 
 namespace headrace::kernels::cpu {
 

@@ -6,8 +6,6 @@
 #pragma once
 
 #include <cstdint>
-#include <string>
-#include <vector>
 
 #include "kernels/cpu/common.hpp"
 
@@ -140,11 +138,5 @@ struct AttentionBackwardTask {
 
 [[nodiscard]] std::size_t attention_backward_task_bytes(std::int64_t head_dim);
 void attention_backward_group(const AttentionBackwardTask& task);
-
-// ---- instruction_set.cpp: for tests
-
-[[nodiscard]] std::vector<std::string> instruction_sets();  // that this machine can run, best first
-// Every later call of the functions above uses it; "" returns to the best. No call may be running.
-void use_instruction_set(const std::string& name);
 
 }  // namespace headrace::kernels::cpu
