@@ -1,5 +1,7 @@
-// Every setting of a run, as resolved from RUN.toml and --set (core/config.hpp reads it). "auto" is
-// an empty optional. Paths are absolute.
+// Every setting of a run, as resolved from RUN.toml and --set (core/config.hpp reads it).
+//
+// Invariant: "auto" is an empty optional; paths are absolute; sizes are bytes, rates bytes per
+// second. The keys, their types, ranges and lines of help stand in core/config_schema.cpp alone.
 #pragma once
 
 #include <array>
@@ -18,25 +20,31 @@ struct RunSection {
   std::optional<double> epochs;
   std::uint64_t seed = 1337;
   std::optional<int> compute_threads;
+
+  friend bool operator==(const RunSection&, const RunSection&) = default;
 };
 
 struct ModelSection {
-  std::string
-      preset;  // exactly one of preset, path and arch (or none, for commands that take --model)
+  // Exactly one of preset, path and arch; none for commands that take --model.
+  std::string preset;
   std::string path;
   std::string arch;  // "gpt2" | "llama"
   std::optional<std::int64_t> layers, hidden, heads, vocab, kv_heads, head_dim, ffn, max_seq_len;
   std::optional<bool> tied;
   std::optional<double> rope_theta, norm_eps;
   std::vector<std::string> ignore;
+
+  friend bool operator==(const ModelSection&, const ModelSection&) = default;
 };
 
 struct DataSection {
   std::vector<std::string> train;  // files and globs
   std::string tokenizer;           // "bytes" or empty (token files)
   std::string order = "shuffled";  // "shuffled" | "sequential"
-  std::optional<int> token_width;  // 2 | 4, for raw token files
+  std::optional<int> token_width;  // bytes, 2 | 4, for raw token files
   std::optional<std::int64_t> eos;
+
+  friend bool operator==(const DataSection&, const DataSection&) = default;
 };
 
 struct BatchSection {
@@ -44,16 +52,20 @@ struct BatchSection {
   std::int64_t seq_len = 256;
   std::int64_t accumulate = 1;
   std::optional<std::string> traversal;  // "layer-major" | "batch-major"
+
+  friend bool operator==(const BatchSection&, const BatchSection&) = default;
 };
 
 struct OptimGroup {
-  std::vector<std::string>
-      match;  // globs over tensor names; a tensor belongs to the first group that matches
+  // Globs over tensor names; a tensor belongs to the first group that matches.
+  std::vector<std::string> match;
   double lr_scale = 1.0;
   std::optional<std::array<double, 2>> betas;
   std::optional<double> eps;
   std::optional<double> weight_decay;  // replaces the rule of dimensions too
   bool frozen = false;
+
+  friend bool operator==(const OptimGroup&, const OptimGroup&) = default;
 };
 
 struct OptimSection {
@@ -70,12 +82,16 @@ struct OptimSection {
   double min_lr = 0.0;
   std::optional<std::int64_t> decay_steps;  // wsd: default a tenth of the steps
   std::vector<OptimGroup> group;
+
+  friend bool operator==(const OptimSection&, const OptimSection&) = default;
 };
 
 struct PrecisionSection {
   std::optional<std::string> compute;  // "fp32" ("bf16" comes with the CUDA tier)
   std::optional<std::string> grad;     // "fp32" | "bf16"
   bool tf32 = false;
+
+  friend bool operator==(const PrecisionSection&, const PrecisionSection&) = default;
 };
 
 struct NvmeFolder {
@@ -83,28 +99,36 @@ struct NvmeFolder {
   std::optional<std::uint64_t> space_bytes;
   std::optional<double> write_limit_bytes_per_s;
   std::optional<double> endurance_bytes;
+
+  friend bool operator==(const NvmeFolder&, const NvmeFolder&) = default;
 };
 
 struct LinkCaps {  // bytes per second
   std::optional<double> h2d, d2h, nvme_read, nvme_write;
+
+  friend bool operator==(const LinkCaps&, const LinkCaps&) = default;
 };
 
 struct TiersSection {
   std::optional<std::string> device;  // "cpu"
   std::optional<std::uint64_t> device_memory_bytes;
   std::optional<std::uint64_t> host_memory_bytes;
-  std::vector<NvmeFolder> nvme;      // default: <run.dir>/store
+  std::vector<NvmeFolder> nvme;      // one in this version; default: <run.dir>/store
   std::optional<std::string> place;  // "device" | "host" | "nvme"
-  std::optional<int> lookahead;
-  std::optional<std::uint64_t>
-      tile_elements;  // written as a count of 65,536-element blocks ("tile = 5") in the file
+  std::optional<int> lookahead;      // units
+  // Written as a count of 65,536-element blocks ("tile = 5") in the file.
+  std::optional<std::uint64_t> tile_elements;
   std::optional<int> io_depth;
   std::string direct_io = "on";  // "on" | "auto"
   LinkCaps links;
+
+  friend bool operator==(const TiersSection&, const TiersSection&) = default;
 };
 
 struct DurabilitySection {
   std::string checkpoint = "none";
+
+  friend bool operator==(const DurabilitySection&, const DurabilitySection&) = default;
 };
 
 struct EvalSection {
@@ -112,10 +136,14 @@ struct EvalSection {
   std::optional<double> fraction;
   std::optional<std::int64_t> every;  // steps; absent: only where asked
   std::int64_t batches = 16;
+
+  friend bool operator==(const EvalSection&, const EvalSection&) = default;
 };
 
 struct LogSection {
   std::int64_t every = 1;
+
+  friend bool operator==(const LogSection&, const LogSection&) = default;
 };
 
 struct RunConfig {
@@ -130,8 +158,15 @@ struct RunConfig {
   DurabilitySection durability;
   EvalSection eval;
   LogSection log;
-  std::map<std::string, std::string>
-      where;  // key ("optim.lr") -> "run.toml:31:1", for messages about a value
+  // Key ("optim.lr") -> "run.toml:31:1" or "--set optim.lr", for messages about a value.
+  std::map<std::string, std::string> where;
+
+  // The settings; not where they came from.
+  friend bool operator==(const RunConfig& a, const RunConfig& b) {
+    return a.run == b.run && a.model == b.model && a.data == b.data && a.batch == b.batch &&
+           a.optim == b.optim && a.precision == b.precision && a.tiers == b.tiers &&
+           a.durability == b.durability && a.eval == b.eval && a.log == b.log;
+  }
 };
 
 }  // namespace headrace
