@@ -130,7 +130,9 @@ Json skipped_to_json(const std::optional<exec::NonFinite>& skipped) {
 
 }  // namespace
 
-double EvalResult::perplexity() const { return std::exp(loss); }
+double EvalResult::perplexity() const {
+  return std::exp(loss);
+}
 
 Json metrics_to_json(const StepMetrics& metrics) {
   Json row = Json::object();
@@ -167,10 +169,11 @@ Result<MetricsFile> MetricsFile::open(const std::string& path, std::int64_t last
   if (last_step > 0) {
     HEADRACE_ASSIGN(kept, scan_rows(descriptor.get(), path, last_step));
     if (kept.last_step != last_step) {
-      log_warning(fmt::format("metrics: '{}' ends at step {}, the commit is of step {}: rows are missing",
-                              path,
-                              kept.last_step,
-                              last_step));
+      log_warning(
+          fmt::format("metrics: '{}' ends at step {}, the commit is of step {}: rows are missing",
+                      path,
+                      kept.last_step,
+                      last_step));
     }
   }
   if (::ftruncate(descriptor.get(), static_cast<off_t>(kept.bytes)) != 0) {

@@ -2,8 +2,8 @@
 //
 // Invariant: rows are whole lines in ascending step order, each written by one write(2) before the
 // next step begins; numbers read back bit for bit; on a resume the file is cut back to the commit's
-// step, so that no row tells of a step that was lost. Thread: one. Failure: Result; rows that cannot
-// be read are corrupt data.
+// step, so that no row tells of a step that was lost. Thread: one. Failure: Result; rows that
+// cannot be read are corrupt data.
 #pragma once
 
 #include <cstdint>
@@ -40,9 +40,9 @@ struct StepMetrics {
   std::optional<exec::NonFinite> skipped;
   double step_s = 0;
   double tokens_per_s = 0;
-  double bound_s = 0;                           // of the plan, for a step of this kind
-  std::map<std::string, double> stall_s;        // by cause
-  std::map<std::string, std::uint64_t> bytes;   // by link; "commit": since the row before
+  double bound_s = 0;                          // of the plan, for a step of this kind
+  std::map<std::string, double> stall_s;       // by cause
+  std::map<std::string, std::uint64_t> bytes;  // by link; "commit": since the row before
   PeakBytes peak;
   std::optional<EvalResult> eval;  // where the step was followed by an evaluation
 };

@@ -1,4 +1,5 @@
-// A folder of its own for each test, removed at its end; and files in it.
+// A folder of its own for each test, removed at its end; and files in it. Below $HEADRACE_TEST_DIR,
+// else the working directory (the build folder: a disk, where /tmp may be in memory).
 #pragma once
 
 #include <gtest/gtest.h>
@@ -13,13 +14,19 @@
 #include <string>
 #include <vector>
 
+#include "core/files.hpp"
+
 namespace headrace::train {
 
 class TestFolder : public ::testing::Test {
  protected:
   void SetUp() override {
-    const char* base = ::getenv("TMPDIR");
-    std::string pattern = std::string(base != nullptr ? base : "/tmp") + "/headrace-test-XXXXXX";
+    const char* chosen = ::getenv("HEADRACE_TEST_DIR");
+    std::string base = chosen != nullptr ? chosen : std::filesystem::current_path().string();
+    if (filesystem_of(base).value().kind == FilesystemKind::kTmpfs) {
+      base = "/var/tmp";
+    }
+    std::string pattern = base + "/train-test-XXXXXX";
     ASSERT_NE(::mkdtemp(pattern.data()), nullptr);
     folder_ = pattern;
   }

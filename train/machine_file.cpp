@@ -1,0 +1,272 @@
+#include "train/machine_file.hpp"
+
+#include <fmt/format.h>
+#include <sys/utsname.h>
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <cmath>
+#include <cstdlib>
+#include <optional>
+#include <utility>
+#include <variant>
+
+#include "core/config_value.hpp"
+#include "core/files.hpp"
+#include "core/system.hpp"
+
+namespace headrace::train {
+namespace {
+
+using plan::MachineProfile;
+
+constexpr std::uint64_t kFileBytesMax = 1024 * 1024;
+constexpr double kMemoryTolerance = 0.02;  // the kernel keeps a little more or less for itself
+
+using Member = std::variant<std::string MachineFile::*,
+                            std::string MachineProfile::*,
+                            int MachineProfile::*,
+                            std::uint64_t MachineProfile::*,
+                            double MachineProfile::*>;
+
+struct Key {
+  std::string_view name;
+  Member member;
+  std::string_view comment;
+};
+
+const std::array<Key, 15>& keys() {
+  static const std::array<Key, 15> table = {{
+      {"schema", &MachineProfile::schema, "version of this file"},
+      {"cpu", &MachineProfile::cpu, ""},
+      {"cores", &MachineProfile::cores, "that the process may use"},
+      {"memory_bytes", &MachineProfile::memory_bytes, ""},
+      {"kernel", &MachineProfile::kernel, ""},
+      {"gemm_fp32_flops_per_s", &MachineProfile::gemm_fp32_flops_per_s, "all cores"},
+      {"memory_bytes_per_s",
+       &MachineProfile::memory_bytes_per_s,
+       "all cores: four arrays read, three of them written in place"},
+      {"host_copy_bytes_per_s", &MachineProfile::host_copy_bytes_per_s, "one thread, bytes copied"},
+      {"adamw_fp32_params_per_s", &MachineProfile::adamw_fp32_params_per_s, "all cores"},
+      {"checksum_bytes_per_s", &MachineProfile::checksum_bytes_per_s, "one core"},
+      {"nvme_device", &MachineFile::nvme_device, "major:minor of the drive measured"},
+      {"nvme_read_bytes_per_s",
+       &MachineProfile::nvme_read_bytes_per_s,
+       "direct I/O; 0: not measured"},
+      {"nvme_write_bytes_per_s", &MachineProfile::nvme_write_bytes_per_s, ""},
+      {"nvme_mixed_bytes_per_s",
+       &MachineProfile::nvme_mixed_bytes_per_s,
+       "reads and writes together, half of each"},
+      {"nvme_capacity_bytes", &MachineProfile::nvme_capacity_bytes, "of the filesystem"},
+  }};
+  return table;
+}
+
+// The member of either struct that a pointer names, as one variant of pointers.
+template <class File>
+auto reach(File& file, const Member& member) {
+  using Text = decltype(&(file.nvme_device));
+  using Int = decltype(&(file.profile.cores));
+  using Uint = decltype(&(file.profile.memory_bytes));
+  using Double = decltype(&(file.profile.memory_bytes_per_s));
+  using Target = std::variant<Text, Int, Uint, Double>;
+  return std::visit(
+      [&](auto pointer) -> Target {
+        if constexpr (std::is_same_v<decltype(pointer), std::string MachineFile::*>) {
+          return Target(&(file.*pointer));
+        } else {
+          return Target(&(file.profile.*pointer));
+        }
+      },
+      member);
+}
+
+std::string toml_of(const std::string& value) {
+  return toml_quoted(value);
+}
+
+std::string toml_of(int value) {
+  return fmt::format("{}", value);
+}
+
+std::string toml_of(std::uint64_t value) {
+  return fmt::format("{}", value);
+}
+
+// The shortest text that reads back to the same double, with a point or an exponent as TOML wants.
+std::string toml_of(double value) {
+  std::string text = fmt::format("{}", value);
+  if (text.find_first_of(".e") == std::string::npos) {
+    text += ".0";
+  }
+  return text;
+}
+
+bool assign(std::string& target, const ConfigValue& value) {
+  const std::string* text = value.get<std::string>();
+  if (text != nullptr) {
+    target = *text;
+  }
+  return text != nullptr;
+}
+
+bool assign(int& target, const ConfigValue& value) {
+  const std::int64_t* number = value.get<std::int64_t>();
+  const bool good = number != nullptr && *number >= 0 && *number <= 1'000'000;
+  target = good ? static_cast<int>(*number) : 0;
+  return good;
+}
+
+bool assign(std::uint64_t& target, const ConfigValue& value) {
+  const std::int64_t* number = value.get<std::int64_t>();
+  const bool good = number != nullptr && *number >= 0;
+  target = good ? static_cast<std::uint64_t>(*number) : 0;
+  return good;
+}
+
+bool assign(double& target, const ConfigValue& value) {
+  if (const std::int64_t* whole = value.get<std::int64_t>()) {
+    target = static_cast<double>(*whole);
+  } else if (const double* number = value.get<double>()) {
+    target = *number;
+  } else {
+    return false;
+  }
+  return std::isfinite(target) && target >= 0;
+}
+
+class Problems {
+ public:
+  void add(const std::string& what, const std::string& place) {
+    Error error = usage_error(what).with_where(place).with_hint(
+        "docs/machine.md has the schema; headrace plan without --machine measures this machine");
+    if (first_) {
+      first_->others.push_back(std::move(error));
+    } else {
+      first_ = std::move(error);
+    }
+  }
+
+  [[nodiscard]] std::optional<Error>& first() { return first_; }
+
+ private:
+  std::optional<Error> first_;
+};
+
+bool near(std::uint64_t a, std::uint64_t b) {
+  const auto larger = static_cast<double>(std::max(a, b));
+  return static_cast<double>(std::max(a, b) - std::min(a, b)) <= kMemoryTolerance * larger;
+}
+
+}  // namespace
+
+std::string machine_to_toml(const MachineFile& machine) {
+  std::string text = "# Rates measured by headrace. Delete the file to have them measured again.\n";
+  for (const Key& key : keys()) {
+    const std::string value = std::visit([](const auto* pointer) { return toml_of(*pointer); },
+                                         reach(machine, key.member));
+    const std::string comment = key.comment.empty() ? "" : fmt::format("  # {}", key.comment);
+    text += fmt::format("{} = {}{}\n", key.name, value, comment);
+  }
+  return text;
+}
+
+Result<MachineFile> machine_from_toml(std::string_view text, const std::string& name) {
+  HEADRACE_ASSIGN(const ConfigValue::Table table, parse_config_text(text, name));
+  MachineFile machine;
+  Problems problems;
+  for (const ConfigEntry& entry : table) {
+    const auto key = std::find_if(keys().begin(), keys().end(), [&](const Key& candidate) {
+      return candidate.name == entry.key;
+    });
+    if (key == keys().end()) {
+      problems.add(fmt::format("machine profile: unknown key '{}'", entry.key), entry.place);
+      continue;
+    }
+    const bool good = std::visit([&](auto* pointer) { return assign(*pointer, entry.value); },
+                                 reach(machine, key->member));
+    if (!good) {
+      problems.add(fmt::format("machine profile: {} has a value of the wrong kind", entry.key),
+                   entry.value.place);
+    }
+  }
+  for (const Key& key : keys()) {
+    const bool present = std::any_of(table.begin(), table.end(), [&](const ConfigEntry& entry) {
+      return entry.key == key.name;
+    });
+    if (!present) {
+      problems.add(fmt::format("machine profile: {} is missing", key.name), name);
+    }
+  }
+  if (!problems.first() && machine.profile.schema != kMachineSchema) {
+    problems.add(
+        fmt::format("machine profile: schema {} is not {}", machine.profile.schema, kMachineSchema),
+        name);
+  }
+  if (problems.first()) {
+    return *std::move(problems.first());
+  }
+  return machine;
+}
+
+Result<MachineFile> read_machine_file(const std::string& path) {
+  HEADRACE_ASSIGN(const std::string text, read_file(path, kFileBytesMax));
+  return machine_from_toml(text, path);
+}
+
+Status write_machine_file(const std::string& path, const MachineFile& machine) {
+  HEADRACE_TRY(make_directory(parent_path(path), Parents::kMake));
+  return write_file_atomically(path, machine_to_toml(machine));
+}
+
+std::string machine_cache_path() {
+  // NOLINTBEGIN(concurrency-mt-unsafe): nothing in this process changes the environment
+  const char* cache = std::getenv("XDG_CACHE_HOME");
+  if (cache != nullptr && *cache == '/') {
+    return std::string(cache) + "/headrace/machine.toml";
+  }
+  const char* home = std::getenv("HOME");
+  // NOLINTEND(concurrency-mt-unsafe)
+  if (home != nullptr && *home == '/') {
+    return std::string(home) + "/.cache/headrace/machine.toml";
+  }
+  return "";
+}
+
+Result<MachineProfile> this_machine() {
+  MachineProfile profile;
+  profile.cpu = cpu_model_name();
+  profile.cores = usable_cores();
+  HEADRACE_ASSIGN(const HostMemory memory, host_memory());
+  profile.memory_bytes = memory.total_bytes;
+  struct utsname names = {};
+  if (::uname(&names) == 0) {
+    profile.kernel = names.release;
+  }
+  return profile;
+}
+
+std::vector<std::string> fingerprint_differences(const MachineProfile& profile,
+                                                 const MachineProfile& here) {
+  std::vector<std::string> differences;
+  if (profile.cpu != here.cpu) {
+    differences.push_back(
+        fmt::format("cpu: '{}' in the profile, '{}' here", profile.cpu, here.cpu));
+  }
+  if (profile.cores != here.cores) {
+    differences.push_back(
+        fmt::format("cores: {} in the profile, {} here", profile.cores, here.cores));
+  }
+  if (!near(profile.memory_bytes, here.memory_bytes)) {
+    differences.push_back(fmt::format(
+        "memory: {} bytes in the profile, {} here", profile.memory_bytes, here.memory_bytes));
+  }
+  if (profile.kernel != here.kernel) {
+    differences.push_back(
+        fmt::format("kernel: '{}' in the profile, '{}' here", profile.kernel, here.kernel));
+  }
+  return differences;
+}
+
+}  // namespace headrace::train

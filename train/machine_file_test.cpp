@@ -1,0 +1,94 @@
+// machine.toml: reads back what was written, refuses what is not a profile.
+#include "train/machine_file.hpp"
+
+#include <gtest/gtest.h>
+
+#include "train/probe_nvme.hpp"
+#include "train/test_folder.hpp"
+
+namespace headrace::train {
+namespace {
+
+MachineFile example() {
+  MachineFile machine;
+  machine.profile.cpu = "A \"quoted\" CPU \\ 3000";
+  machine.profile.cores = 16;
+  machine.profile.memory_bytes = 67'430'000'000;
+  machine.profile.kernel = "6.1.0-18-amd64";
+  machine.profile.gemm_fp32_flops_per_s = 1.0 / 3 * 1e12;
+  machine.profile.memory_bytes_per_s = 4e10;
+  machine.profile.nvme_read_bytes_per_s = 6.9e9;
+  machine.profile.nvme_capacity_bytes = 2'000'000'000'000;
+  machine.nvme_device = "259:1";
+  return machine;
+}
+
+TEST(MachineFile, ReadsBackBitForBit) {
+  const MachineFile before = example();
+  const Result<MachineFile> after = machine_from_toml(machine_to_toml(before), "machine.toml");
+  ASSERT_TRUE(after) << format_error(after.error(), false);
+  EXPECT_EQ(machine_to_toml(*after), machine_to_toml(before));
+  EXPECT_EQ(after->profile.cpu, before.profile.cpu);
+  EXPECT_EQ(after->profile.gemm_fp32_flops_per_s, before.profile.gemm_fp32_flops_per_s);
+  EXPECT_EQ(after->profile.nvme_capacity_bytes, before.profile.nvme_capacity_bytes);
+  EXPECT_EQ(after->nvme_device, before.nvme_device);
+}
+
+TEST(MachineFile, RefusesWhatIsNotAProfile) {
+  const std::string good = machine_to_toml(example());
+  const auto replaced = [&](const std::string& from, const std::string& to) {
+    std::string text = good;
+    text.replace(text.find(from), from.size(), to);
+    return text;
+  };
+  const std::vector<std::string> bad = {
+      "",
+      good + "gemm = 1\n",
+      replaced("cores = 16", "cores = \"16\""),
+      replaced("cores = 16", "cores = -1"),
+      replaced("schema = 1", "schema = 2"),
+      replaced("memory_bytes_per_s = ", "memory_bytes_per_s = -"),
+      replaced("memory_bytes_per_s = 4", "memory_bytes_per_s = nan #"),
+      "schema = \n",
+  };
+  for (const std::string& text : bad) {
+    const Result<MachineFile> machine = machine_from_toml(text, "machine.toml");
+    ASSERT_FALSE(machine) << text;
+    EXPECT_EQ(machine.error().code, ExitCode::kUsage) << text;
+    EXPECT_NE(machine.error().where.find("machine.toml"), std::string::npos) << text;
+  }
+}
+
+TEST(MachineFile, AllProblemsAreReportedAtOnce) {
+  const Result<MachineFile> machine = machine_from_toml("schema = 1\nfoo = 1\nbar = 2\n", "m");
+  ASSERT_FALSE(machine);
+  EXPECT_GE(machine.error().others.size(), 2U);
+}
+
+TEST(MachineFile, TheFingerprintIsComparedWithThisMachine) {
+  const Result<plan::MachineProfile> here = this_machine();
+  ASSERT_TRUE(here);
+  EXPECT_TRUE(fingerprint_differences(*here, *here).empty());
+  plan::MachineProfile other = *here;
+  other.memory_bytes = here->memory_bytes + here->memory_bytes / 100;
+  EXPECT_TRUE(fingerprint_differences(other, *here).empty());
+  other.memory_bytes = 2 * here->memory_bytes;
+  other.cpu = "another";
+  other.cores = here->cores + 1;
+  other.kernel = "0";
+  EXPECT_EQ(fingerprint_differences(other, *here).size(), 4U);
+}
+
+class ProbeDriveTest : public TestFolder {};
+
+TEST_F(ProbeDriveTest, MeasuresOrSaysWhyNotAndLeavesNothing) {
+  const Result<DriveRates> rates = probe_drive(folder_);
+  ASSERT_TRUE(rates) << format_error(rates.error(), false);
+  EXPECT_GT(rates->capacity_bytes, 0U);
+  EXPECT_EQ(rates->read_bytes_per_s > 0, rates->write_bytes_per_s > 0);
+  EXPECT_TRUE(std::filesystem::is_empty(folder_));
+  EXPECT_EQ(existing_parent(path("a/b/c")), folder_);
+}
+
+}  // namespace
+}  // namespace headrace::train

@@ -1,0 +1,226 @@
+#include "train/probe.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <memory>
+#include <optional>
+#include <span>
+#include <utility>
+
+#include "core/files.hpp"
+#include "core/hash.hpp"
+#include "core/log.hpp"
+#include "core/quantity.hpp"
+#include "kernels/kernels.hpp"
+#include "optim_cpu/adamw.hpp"
+#include "optim_cpu/threads.hpp"
+#include "tiers/device.hpp"
+#include "tiers/memory.hpp"
+#include "train/probe_nvme.hpp"
+
+namespace headrace::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+using plan::MachineProfile;
+
+constexpr std::chrono::milliseconds kTime{250};  // of each measurement
+constexpr std::int64_t kGemmRows = 512;
+constexpr std::int64_t kGemmColumns = 1024;
+constexpr std::int64_t kParams = std::int64_t{8} << 20;  // 32 MiB an array: past the caches
+
+// Work per second of `round`, the best of as many rounds as fit in kTime, after one that warms up.
+template <class Round>
+double best_rate(double work_of_round, const Round& round) {
+  round();
+  double best = 0;
+  const Clock::time_point end = Clock::now() + kTime;
+  while (Clock::now() < end) {
+    const Clock::time_point begin = Clock::now();
+    round();
+    const std::chrono::duration<double> seconds = Clock::now() - begin;
+    best = std::max(best, work_of_round / std::max(seconds.count(), 1e-9));
+  }
+  return best;
+}
+
+void fill(std::span<float> values, float value) {
+  std::fill(values.begin(), values.end(), value);
+}
+
+Result<double> gemm_rate(int threads) {
+  const kernels::LinearShape shape = {.rows = kGemmRows,
+                                      .inputs = kGemmColumns,
+                                      .outputs = kGemmColumns,
+                                      .layout = kernels::WeightLayout::kOutIn,
+                                      .bias = false};
+  const std::size_t workspace_bytes = kernels::linear_workspace_bytes(shape, threads);
+  const std::size_t matrix_bytes = static_cast<std::size_t>(kGemmColumns * kGemmColumns) * 4;
+  HEADRACE_ASSIGN(
+      const std::unique_ptr<tiers::Arena> arena,
+      tiers::Arena::create(tiers::Tier::kHost, "probe", 3 * matrix_bytes + workspace_bytes));
+  auto* x = reinterpret_cast<float*>(arena->data());
+  auto* weight = reinterpret_cast<float*>(arena->data() + matrix_bytes);
+  auto* y = reinterpret_cast<float*>(arena->data() + 2 * matrix_bytes);
+  fill({x, matrix_bytes / 4}, 0.5F);
+  fill({weight, matrix_bytes / 4}, 0.25F);
+  tiers::Runtime runtime;
+  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Device> device,
+                  tiers::make_cpu_device(runtime, {.compute_threads = threads}));
+  const kernels::Context context = {
+      .queue = device->compute(),
+      .workspace = {arena->data() + 3 * matrix_bytes, workspace_bytes},
+      .threads = threads};
+  kernels::LinearArgs args;
+  args.shape = shape;
+  args.x = {.data = x};
+  args.weight = {.data = weight};
+  args.y = {.data = y};
+  std::optional<Error> error;
+  const double flops = 2.0 * kGemmRows * kGemmColumns * kGemmColumns;
+  const double rate = best_rate(flops, [&] {
+    kernels::linear(context, args);
+    if (Status status = device->compute().record().wait_host(); !status) {
+      error = std::move(status).error();
+    }
+  });
+  if (error) {
+    return *std::move(error);
+  }
+  return rate;
+}
+
+struct MomentArrays {
+  std::span<float> param, gradient, m, v;
+};
+
+// Memory and AdamW over the same four arrays.
+Status state_rates(int threads, MachineProfile& profile) {
+  const std::size_t bytes = static_cast<std::size_t>(kParams) * 4;
+  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
+                  tiers::Arena::create(tiers::Tier::kHost, "probe", 4 * bytes));
+  HEADRACE_ASSIGN(const std::unique_ptr<optim::Threads> team, optim::Threads::create(threads));
+  const auto array = [&](std::size_t index) {
+    return std::span(reinterpret_cast<float*>(arena->data() + index * bytes),
+                     static_cast<std::size_t>(kParams));
+  };
+  const MomentArrays arrays = {array(0), array(1), array(2), array(3)};
+  for (const std::span<float> values : {arrays.param, arrays.gradient, arrays.m, arrays.v}) {
+    fill(values, 0.001F);
+  }
+  profile.memory_bytes_per_s = best_rate(7.0 * static_cast<double>(bytes), [&] {
+    team->parallel_for_ranges(kParams / optim::kBlockElements, [&](auto begin, auto end) {
+      for (auto i = static_cast<std::size_t>(begin * optim::kBlockElements);
+           i < static_cast<std::size_t>(end * optim::kBlockElements);
+           ++i) {
+        arrays.m[i] = 0.9F * arrays.m[i] + arrays.gradient[i];
+        arrays.v[i] = 0.9F * arrays.v[i] + arrays.gradient[i];
+        arrays.param[i] = arrays.param[i] - 0.001F * arrays.m[i];
+      }
+    });
+  });
+  const optim::AdamWConstants constants = optim::adamw_constants({.lr = 1e-4});
+  profile.adamw_fp32_params_per_s = best_rate(static_cast<double>(kParams), [&] {
+    team->parallel_for(kParams / optim::kBlockElements, [&](std::int64_t block) {
+      const std::int64_t begin = block * optim::kBlockElements;
+      optim::adamw_update({.param = arrays.param.data() + begin,
+                           .m = arrays.m.data() + begin,
+                           .v = arrays.v.data() + begin,
+                           .gradient = arrays.gradient.data() + begin,
+                           .elements = optim::kBlockElements},
+                          constants);
+    });
+  });
+  profile.host_copy_bytes_per_s = best_rate(static_cast<double>(bytes), [&] {
+    std::memcpy(arrays.m.data(), arrays.param.data(), bytes);
+  });
+  std::uint64_t hash = 0;
+  profile.checksum_bytes_per_s = best_rate(
+      static_cast<double>(bytes), [&] { hash ^= hash_bytes(std::as_bytes(arrays.param)); });
+  log_debug(fmt::format("probe: sum {}", hash));  // the hash has a reader, so it is not left out
+  return {};
+}
+
+void warn_of_differences(const std::string& path, const std::vector<std::string>& differences) {
+  for (const std::string& difference : differences) {
+    log_warning(fmt::format("'{}' is of another machine: {}", path, difference));
+  }
+}
+
+Result<MachineFile> probe_and_keep(const std::string& cache, const std::string& store_folder) {
+  HEADRACE_ASSIGN(MachineFile machine, probe_machine(store_folder));
+  if (cache.empty()) {
+    log_warning("neither XDG_CACHE_HOME nor HOME is set: the machine profile is not kept");
+    return machine;
+  }
+  if (const Status status = write_machine_file(cache, machine); !status) {
+    log_warning(fmt::format("the machine profile could not be kept: {}", status.error().what));
+  }
+  return machine;
+}
+
+}  // namespace
+
+Result<MachineFile> probe_machine(const std::string& store_folder) {
+  log_info("measuring this machine (about two seconds, once)");
+  MachineFile machine;
+  HEADRACE_ASSIGN(machine.profile, this_machine());
+  machine.profile.schema = kMachineSchema;
+  HEADRACE_ASSIGN(machine.profile.gemm_fp32_flops_per_s, gemm_rate(machine.profile.cores));
+  HEADRACE_TRY(state_rates(machine.profile.cores, machine.profile));
+  HEADRACE_ASSIGN(const DriveRates drive, probe_drive(existing_parent(store_folder)));
+  machine.nvme_device = drive.device;
+  machine.profile.nvme_read_bytes_per_s = drive.read_bytes_per_s;
+  machine.profile.nvme_write_bytes_per_s = drive.write_bytes_per_s;
+  machine.profile.nvme_mixed_bytes_per_s = drive.mixed_bytes_per_s;
+  machine.profile.nvme_capacity_bytes = drive.capacity_bytes;
+  log_info(
+      fmt::format("measured: GEMM {:.0f} GFLOP/s, memory {}, AdamW {}/s, drive read {}, write {}",
+                  machine.profile.gemm_fp32_flops_per_s * 1e-9,
+                  format_rate(machine.profile.memory_bytes_per_s),
+                  format_count(machine.profile.adamw_fp32_params_per_s),
+                  format_rate(drive.read_bytes_per_s),
+                  format_rate(drive.write_bytes_per_s)));
+  return machine;
+}
+
+Result<MachineProfile> find_machine(const std::string& given, const std::string& store_folder) {
+  HEADRACE_ASSIGN(const MachineProfile here, this_machine());
+  if (!given.empty()) {
+    HEADRACE_ASSIGN(const MachineFile machine, read_machine_file(given));
+    warn_of_differences(given, fingerprint_differences(machine.profile, here));
+    return machine.profile;
+  }
+  const std::string cache = machine_cache_path();
+  if (!cache.empty() && path_exists(cache)) {
+    Result<MachineFile> machine = read_machine_file(cache);
+    if (!machine) {
+      log_warning(
+          fmt::format("'{}' cannot be read ({}); measuring again", cache, machine.error().what));
+    } else {
+      const std::vector<std::string> differences = fingerprint_differences(machine->profile, here);
+      warn_of_differences(cache, differences);
+      const bool same_drive = machine->nvme_device == device_of(existing_parent(store_folder));
+      if (differences.empty() && same_drive) {
+        return machine->profile;
+      }
+    }
+  }
+  HEADRACE_ASSIGN(const MachineFile machine, probe_and_keep(cache, store_folder));
+  return machine.profile;
+}
+
+Result<MachineProfile> known_machine() {
+  const std::string cache = machine_cache_path();
+  if (!cache.empty() && path_exists(cache)) {
+    if (Result<MachineFile> machine = read_machine_file(cache)) {
+      return machine->profile;
+    }
+  }
+  return this_machine();
+}
+
+}  // namespace headrace::train

@@ -1,0 +1,184 @@
+#include "train/run_dir.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+
+#include <cerrno>
+#include <utility>
+
+#include "core/files.hpp"
+#include "core/json.hpp"
+#include "core/log.hpp"
+
+namespace headrace::train {
+namespace {
+
+using tiers::nvme::Store;
+
+constexpr std::uint64_t kReferenceBytesMax = 64 * 1024;
+
+bool lies_below(const std::string& path, const std::string& folder) {
+  return path.starts_with(folder + "/");
+}
+
+// A store below the run's folder is the run's, wherever that was moved; elsewhere the store itself
+// says whose it is.
+Status check_owner(const Store& store, const StoreReference& reference, const RunPaths& paths) {
+  if (lies_below(reference.folder, paths.dir) || store.contents().run_dir == paths.dir) {
+    return {};
+  }
+  return usage_error(fmt::format("the store '{}' is not this run's", store.path()))
+      .with_why(fmt::format(
+          "it belongs to the run '{}', this is '{}'", store.contents().run_dir, paths.dir))
+      .with_hint("choose another run.dir; a store of another run is never touched");
+}
+
+Error written_since(const Store& store, const std::string& hint) {
+  return operating_error(
+             fmt::format("the store '{}' was written after its last commit", store.path()))
+      .with_why(
+          fmt::format("the run went on past step {} and did not end cleanly; with one slot a tile "
+                      "the commit is gone",
+                      store.last_commit()->step))
+      .with_hint(hint);
+}
+
+Result<Beginning> begin_with(std::unique_ptr<Store> store,
+                             const StoreReference& reference,
+                             const RunPaths& paths,
+                             const BeginOptions& options) {
+  Beginning beginning;
+  if (options.overwrite) {
+    beginning.replaced = reference;
+    return beginning;
+  }
+  if (!store->last_commit()) {
+    if (options.resume == ResumeMode::kRequired) {
+      return usage_error(fmt::format("'{}' holds no commit to resume", paths.dir))
+          .with_why("the run never ended cleanly")
+          .with_hint("leave --resume required out to start it again");
+    }
+    log_warning(fmt::format("'{}' holds a store without a commit: starting again", paths.dir));
+    beginning.replaced = reference;
+    return beginning;
+  }
+  if (options.resume == ResumeMode::kNever) {
+    return usage_error(
+               fmt::format("'{}' holds a commit of step {}", paths.dir, store->last_commit()->step))
+        .with_why("--resume never would lose it")
+        .with_hint("add --overwrite, or choose another run.dir");
+  }
+  if (store->dirty()) {
+    return written_since(*store, "start again with --overwrite, or from another folder");
+  }
+  beginning.resumed = std::move(store);
+  return beginning;
+}
+
+}  // namespace
+
+bool is_run_directory(const std::string& path) {
+  const RunPaths paths{.dir = path};
+  return path_exists(paths.store()) || path_exists(paths.config());
+}
+
+Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths) {
+  if (!path_exists(paths.store())) {
+    return std::optional<StoreReference>();
+  }
+  HEADRACE_ASSIGN(const std::string text, read_file(paths.store(), kReferenceBytesMax));
+  const auto damaged = [&](const Error& error) {
+    return corrupt_error(fmt::format("'{}' cannot be read", paths.store()))
+        .with_why(error.what)
+        .with_hint("it holds the folder and the id of the run's store: headrace store list");
+  };
+  Result<Json> json = parse_json(text);
+  if (!json) {
+    return damaged(json.error());
+  }
+  Result<std::string> folder = json->require_string("folder");
+  Result<std::string> id = json->require_string("id");
+  if (!folder || !id) {
+    return damaged(folder ? id.error() : folder.error());
+  }
+  return std::optional(
+      StoreReference{.folder = absolute_path(paths.dir, *folder), .id = *std::move(id)});
+}
+
+Status write_store_reference(const RunPaths& paths, const StoreReference& reference) {
+  Json json = Json::object();
+  const bool below = lies_below(reference.folder, paths.dir);
+  json.add("folder", below ? reference.folder.substr(paths.dir.size() + 1) : reference.folder);
+  json.add("id", reference.id);
+  return write_file_atomically(paths.store(), json.dump(2) + "\n");
+}
+
+NvmeFolder store_folder(const RunConfig& config) {
+  if (!config.tiers.nvme.empty()) {
+    return config.tiers.nvme.front();
+  }
+  NvmeFolder folder;
+  folder.path = config.run.dir + "/store";
+  return folder;
+}
+
+Result<RunLock> RunLock::take(const std::string& dir) {
+  HEADRACE_TRY(make_directory(dir, Parents::kMake));
+  HEADRACE_ASSIGN(UniqueFd folder, open_file(dir, O_RDONLY | O_DIRECTORY));
+  if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno == EWOULDBLOCK) {
+      return operating_error(fmt::format("another process is training in '{}'", dir))
+          .with_hint("wait for it, stop it, or choose another run.dir");
+    }
+    return errno_error(fmt::format("cannot lock '{}'", dir), errno);
+  }
+  return RunLock(std::move(folder));
+}
+
+Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options) {
+  HEADRACE_ASSIGN(const std::optional<StoreReference> reference, read_store_reference(paths));
+  if (!reference) {
+    if (options.resume == ResumeMode::kRequired) {
+      return usage_error(fmt::format("'{}' holds no commit to resume", paths.dir))
+          .with_hint("leave --resume required out to start the run");
+    }
+    return Beginning{};
+  }
+  if (!path_exists(reference->folder + "/" + reference->id)) {
+    if (options.overwrite) {
+      return Beginning{};
+    }
+    return operating_error(fmt::format("the store of '{}' is gone", paths.dir))
+        .with_why(fmt::format("there is no '{}/{}'", reference->folder, reference->id))
+        .with_hint("mount or restore it, or start again with --overwrite");
+  }
+  HEADRACE_ASSIGN(
+      std::unique_ptr<Store> store,
+      Store::open(
+          reference->folder, reference->id, Store::Access::kWrite, options.direct_io_required));
+  HEADRACE_TRY(check_owner(*store, *reference, paths));
+  return begin_with(std::move(store), *reference, paths, options);
+}
+
+Result<std::unique_ptr<Store>> open_committed_store(const RunPaths& paths) {
+  HEADRACE_ASSIGN(const std::optional<StoreReference> reference, read_store_reference(paths));
+  if (!reference) {
+    return usage_error(fmt::format("'{}' holds no run with a commit", paths.dir))
+        .with_why("there is no store.json in it")
+        .with_hint("train the run first, or name a Hugging Face directory");
+  }
+  HEADRACE_ASSIGN(std::unique_ptr<Store> store,
+                  Store::open(reference->folder, reference->id, Store::Access::kRead, false));
+  if (!store->last_commit()) {
+    return operating_error(fmt::format("'{}' holds no commit", paths.dir))
+        .with_why("the run never ended cleanly")
+        .with_hint("train it to its end, or interrupt it with Ctrl-C, which commits");
+  }
+  if (store->dirty()) {
+    return written_since(*store, "train the run again; there are no weights to read");
+  }
+  return store;
+}
+
+}  // namespace headrace::train

@@ -1,0 +1,96 @@
+// A run's folder: its files, its lock, and whether a start begins the run or resumes it.
+//
+//   config.resolved.toml  every setting as used; can be trained from
+//   plan.json             the plan of the last start
+//   metrics.jsonl         one row a step (docs/metrics.md)
+//   run.log               the log of every start
+//   trace/                Chrome trace events, where asked for
+//   store.json            {"folder", "id"}: the store with the weights and the state
+//
+// Invariant: one training process has a run's folder at a time (a lock on the folder itself, gone
+// with the process); a store that belongs to another run is never opened for writing, emptied or
+// removed. Thread: main's. Failure: Result.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "core/error.hpp"
+#include "core/run_config.hpp"
+#include "core/unique.hpp"
+#include "tiers/nvme/store.hpp"
+
+namespace headrace::train {
+
+enum class ResumeMode : std::uint8_t { kAuto, kNever, kRequired };
+
+struct StoreReference {
+  std::string folder;  // absolute
+  std::string id;
+};
+
+struct RunPaths {
+  std::string dir;
+
+  [[nodiscard]] std::string config() const { return dir + "/config.resolved.toml"; }
+
+  [[nodiscard]] std::string plan() const { return dir + "/plan.json"; }
+
+  [[nodiscard]] std::string metrics() const { return dir + "/metrics.jsonl"; }
+
+  [[nodiscard]] std::string log() const { return dir + "/run.log"; }
+
+  [[nodiscard]] std::string trace() const { return dir + "/trace"; }
+
+  [[nodiscard]] std::string store() const { return dir + "/store.json"; }
+};
+
+// It has a store.json or a config.resolved.toml.
+[[nodiscard]] bool is_run_directory(const std::string& path);
+
+// Nothing: there is no store.json.
+[[nodiscard]] Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths);
+
+// A folder below the run's own is written relative to it, so that a run can be moved.
+[[nodiscard]] Status write_store_reference(const RunPaths& paths, const StoreReference& reference);
+
+// Where a run's store is made: tiers.nvme, else store/ in the run's folder.
+[[nodiscard]] NvmeFolder store_folder(const RunConfig& config);
+
+class RunLock {
+ public:
+  // Makes the folder where it is missing. Errors: another process trains there; read-only.
+  [[nodiscard]] static Result<RunLock> take(const std::string& dir);
+
+ private:
+  explicit RunLock(UniqueFd folder) : folder_(std::move(folder)) {}
+
+  UniqueFd folder_;
+};
+
+// What a start finds.
+struct Beginning {
+  // The run's store, open for writing, with its commit; null: a fresh run.
+  std::unique_ptr<tiers::nvme::Store> resumed;
+  // A store that a fresh run replaces: remove it when the new one is about to be made.
+  std::optional<StoreReference> replaced;
+};
+
+struct BeginOptions {
+  ResumeMode resume = ResumeMode::kAuto;
+  bool overwrite = false;
+  bool direct_io_required = true;
+};
+
+// Errors (kUsage): `never` on a committed run without overwrite; `required` and no commit; a store
+// of another run; a store that was written after its last commit, since this version keeps one
+// slot.
+[[nodiscard]] Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options);
+
+// The commit of a run, for commands that only read. Errors: no store, no commit, written since.
+[[nodiscard]] Result<std::unique_ptr<tiers::nvme::Store>> open_committed_store(
+    const RunPaths& paths);
+
+}  // namespace headrace::train
