@@ -275,7 +275,7 @@ class Loader {
     }
     if (config::is_section(name)) {
       return usage_error(fmt::format("'{}' is a section, not a key", name))
-          .with_hint(fmt::format("set the keys in it: {}", config::unknown_key_hint(name + ".?")))
+          .with_hint(config::section_hint(name))
           .with_where(entry.place);
     }
     return usage_error(fmt::format("unknown key '{}'", name))

@@ -26,7 +26,7 @@ std::string shown(const ConfigValue& value) {
     return fmt::format("{}", *integer);
   }
   if (const auto* number = value.get<double>()) {
-    return fmt::format("{}", *number);
+    return fmt::format("{:#}", *number);  // 64.0, so that it is seen to be no integer
   }
   if (const auto* boolean = value.get<bool>()) {
     return *boolean ? "true" : "false";

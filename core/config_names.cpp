@@ -258,7 +258,13 @@ std::string hint_of_nearest(std::string_view key) {
   return nearest.empty() ? std::string() : fmt::format("the nearest key is {}", nearest);
 }
 
-std::string hint_of_section(std::string_view section) {
+}  // namespace
+
+std::span<const ForeignName> foreign_names() {
+  return kForeignNames;
+}
+
+std::string section_hint(std::string_view section) {
   std::vector<std::string> found;
   for (const Key<RunConfig>& key : run_keys()) {
     const std::string_view own = section_of(key.name);
@@ -272,12 +278,6 @@ std::string hint_of_section(std::string_view section) {
                          : fmt::format("the keys of [{}] are {}", section, fmt::join(found, ", "));
 }
 
-}  // namespace
-
-std::span<const ForeignName> foreign_names() {
-  return kForeignNames;
-}
-
 std::string unknown_key_hint(std::string_view key) {
   const std::string name = normalised(key);
   std::string hint = hint_of_foreign_name(leaf_of(name));
@@ -289,7 +289,7 @@ std::string unknown_key_hint(std::string_view key) {
   }
   if (hint.empty()) {
     const std::string_view section = section_of(name);
-    hint = hint_of_section(is_section(section) ? section : std::string_view());
+    hint = section_hint(is_section(section) ? section : std::string_view());
   }
   return hint;
 }

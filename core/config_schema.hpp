@@ -102,6 +102,8 @@ template <class Owner>
 // "optim" and "tiers.links" are sections; so is "" .
 [[nodiscard]] bool is_section(std::string_view name);
 
+// The keys of a section, in words; the sections for "".
+[[nodiscard]] std::string section_hint(std::string_view section);
 // What a user may have meant by an unknown key, in words.
 [[nodiscard]] std::string unknown_key_hint(std::string_view key);
 
