@@ -1,0 +1,514 @@
+"""Every way to fail says so in the same form, with its exit code, and damages nothing.
+
+    python3 errors_test.py BINARY GOLDEN_CASE_DIR
+
+A table of cases. Each case runs one or more commands that must fail; afterwards everything in the
+test's folder (a committed run among it) must be byte for byte what it was before the commands.
+"""
+
+import contextlib
+import json
+import os
+import pathlib
+import shutil
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+
+import harness
+from harness import CORRUPT, DOES_NOT_FIT, OPERATING, USAGE, must
+
+SUPERBLOCKS = (0, 64 * 1024)  # docs/store_format.md: offsets of the two copies
+SUPERBLOCK_SEQUENCE_AT = 48
+CASES = []
+
+
+def case(name):
+    def register(function):
+        CASES.append((name, function))
+        return function
+
+    return register
+
+
+class World:
+    """A folder with one committed run, `good`, that no case may change."""
+
+    def __init__(self, report, headrace, folder, golden):
+        self.report, self.headrace, self.folder, self.golden = report, headrace, folder, golden
+        self.text = folder / "corpus.txt"
+        self.text.write_text("the race that feeds the wheel\n" * 200)
+        self.good = folder / "good"
+        self.good_config = self.config("good", {"run": {"dir": self.good}})
+        must(headrace.run("train", self.good_config))
+
+    def sections(self, name):
+        return {
+            "run": {"dir": self.folder / f"{name}-run", "steps": 2},
+            "model": {"arch": "gpt2", "layers": 2, "hidden": 32, "heads": 2, "max_seq_len": 32},
+            "data": {"train": [self.text], "tokenizer": "bytes"},
+            "batch": {"micro_batch": 2, "seq_len": 32},
+            "optim": {"lr_schedule": "constant"},
+            "precision": {"compute": "fp32"},
+            "tiers": {"direct_io": "auto"},
+        }
+
+    def config(self, name, changes=None):
+        sections = self.sections(name)
+        for section, keys in (changes or {}).items():
+            sections[section] = {**sections.get(section, {}), **keys}
+        return harness.write_toml(self.folder / f"{name}.toml", sections)
+
+    def copy_of_good(self, name):
+        """Another run with the same commit, for a case to damage."""
+        target = self.folder / name
+        shutil.copytree(self.good, target)
+        return target, self.config(name, {"run": {"dir": target, "steps": 4}})
+
+    def fails(self, fact, code, *words, says=()):
+        """Runs a command that must fail with `code`, name all of `says`, and change no file."""
+        before = harness.fingerprint(self.folder)
+        outcome = self.headrace.run(*words)
+        after = harness.fingerprint(self.folder)
+        problems = harness.error_problems(outcome, code)
+        problems += "".join(f"\n'{word}' is not named" for word in says if word not in outcome.err)
+        self.report.check(f"{fact}: exit {code}", not problems, f"{problems}\n{outcome}")
+        self.unchanged(fact, before, after)
+        return outcome
+
+    def unchanged(self, fact, before, after):
+        # A failed start may tell of itself in the log of its run.
+        for files in (before, after):
+            for name in [n for n in files if pathlib.Path(n).name == "run.log"]:
+                del files[name]
+        difference = harness.changes(before, after)
+        self.report.check(f"{fact}: no file is changed or left", not difference, difference)
+
+
+def store_data(run):
+    (data,) = (run / "store").glob("*/data")
+    return data
+
+
+# ---- the command line and the file ----
+
+
+@case("bad config")
+def bad_config(world):
+    path = world.config(
+        "bad",
+        {
+            "run": {"steps": -1},
+            "batch": {"seq_len": "long"},
+            "optim": {"learning_rate": 0.1, "lr_schedule": "cosin"},
+            "tiers": {"host_memory": "24 GQ"},
+            "optimizer": {"lr": 0.1},
+        },
+    )
+    says = ["learning_rate", "optim.lr", "seq_len", "steps", "cosin", "host_memory", "optimizer"]
+    outcome = world.fails("six errors in one file", USAGE, "train", path, says=says)
+    count = sum(line.startswith("error: ") for line in outcome.err.splitlines())
+    world.report.check("six errors in one file: all reported at once", count >= 6, outcome)
+    lines = path.read_text().splitlines()
+    for key in ("learning_rate", "seq_len"):
+        line = next(i for i, text in enumerate(lines, 1) if text.startswith(key))
+        place = f"bad.toml:{line}:"
+        world.report.check(
+            f"six errors in one file: {place} is named", place in outcome.err, outcome
+        )
+    world.fails("the plan of it", USAGE, "plan", path, "--json", says=says)
+
+
+@case("bad arguments")
+def bad_arguments(world):
+    good = world.good_config
+    world.fails("an unknown command", USAGE, "trian", good)
+    world.fails("an unknown option", USAGE, "train", good, "--fast", says=["--fast"])
+    world.fails("no file", USAGE, "train")
+    words = ["train", good, "--set", "optim.lrr=1", "--set", "batch.micro_batch=few"]
+    world.fails("bad --set", USAGE, *words, says=["optim.lrr", "batch.micro_batch", "--set"])
+    world.fails("a TOML error", USAGE, "train", good, "--set", "data.train=[", says=["data.train"])
+
+
+@case("missing files")
+def missing_files(world):
+    gone = world.folder / "gone"
+    world.fails("a missing RUN.toml", USAGE, "train", f"{gone}.toml", says=["gone.toml"])
+    data = world.config("data", {"data": {"train": [gone]}})
+    world.fails("missing data", USAGE, "train", data, says=[str(gone)])
+    model = harness.write_toml(
+        world.folder / "model.toml", {**world.sections("model"), "model": {"path": gone}}
+    )
+    world.fails("a missing model", USAGE, "train", model, says=[str(gone)])
+    deep = world.config("deep", {"tiers": {"nvme": [gone / "deeper"]}})
+    world.fails("a store folder without a parent", USAGE, "train", deep, says=[str(gone)])
+    world.fails("export of no run", USAGE, "export", gone, world.folder / "out", says=[str(gone)])
+    world.fails("a look at nothing", USAGE, "inspect", gone, says=[str(gone)])
+
+
+# ---- folders ----
+
+
+class Mounts:
+    """Mounts that go away again; needs root and a kernel that lets it."""
+
+    def __init__(self):
+        self.undo = []
+
+    def run(self, *words):
+        done = subprocess.run(list(map(str, words)), capture_output=True, text=True, check=False)
+        if done.returncode != 0:
+            raise OSError(f"{words[0]}: {done.stderr.strip()}")
+
+    def mount(self, *words):
+        self.run("mount", *words)
+        self.undo.append(words[-1])
+
+    def close(self):
+        for target in reversed(self.undo):
+            self.run("umount", target)
+
+
+@contextlib.contextmanager
+def mounts(world, fact):
+    """Skips what is in its body where mounting is not allowed."""
+    if os.geteuid() != 0:
+        world.report.skip(fact, "mounting needs root")
+        yield None
+        return
+    held = Mounts()
+    try:
+        yield held
+    finally:
+        held.close()
+
+
+def small_disk(world, held, fact, megabytes):
+    """A new ext4 filesystem in a file, mounted; None (and a skip) where that cannot be."""
+    image, target = world.folder / "disk.img", world.folder / "disk"
+    with open(image, "wb") as file:
+        file.truncate(megabytes << 20)
+    target.mkdir()
+    try:
+        held.run("mkfs.ext4", "-q", "-m", "0", "-O", "^has_journal", image)
+        held.mount("-o", "loop", image, target)
+    except OSError as error:
+        world.report.skip(fact, error)
+        return None
+    return target
+
+
+@case("full disk")
+def full_disk(world):
+    fact = "a full disk"
+    with mounts(world, fact) as held:
+        disk = held and small_disk(world, held, fact, 4)
+        if not disk:
+            return
+        changes = {"model": {"hidden": 256, "heads": 4}, "tiers": {"nvme": [disk / "store"]}}
+        path = world.config("full", changes)
+        world.fails(fact, DOES_NOT_FIT, "train", path, says=[str(disk), "free"])
+        # The disk fills while the run is under way: the next row of the metrics finds no room.
+        run = disk / "run"
+        elsewhere = {"run": {"dir": run, "steps": 100000}, "tiers": {"nvme": [world.folder / "s"]}}
+        process = world.headrace.start("train", world.config("filling", elsewhere))
+        while process.poll() is None and harness.last_step(run / "metrics.jsonl") < 1:
+            time.sleep(0.01)
+        with contextlib.suppress(OSError), open(disk / "filler", "wb", buffering=0) as filler:
+            while filler.write(bytes(4096)):
+                pass
+        try:
+            out, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        outcome = harness.Outcome(["train", "filling.toml"], process.returncode, "", err)
+        problems = harness.error_problems(outcome, OPERATING)
+        good = not problems and "metrics" in err and "ENOSPC" in err and "step" in out
+        world.report.check(
+            "a disk that fills under the run: exit 1", good, f"{problems}\n{outcome}"
+        )
+
+
+@case("read-only folder")
+def read_only_folder(world):
+    fact = "a read-only folder"
+    with mounts(world, fact) as held:
+        if not held:
+            return
+        folder = world.folder / "locked"
+        folder.mkdir()
+        try:
+            held.mount("--bind", folder, folder)
+            held.run("mount", "-o", "remount,bind,ro", folder)
+        except OSError as error:
+            world.report.skip(fact, error)
+            return
+        path = world.config("locked", {"tiers": {"nvme": [folder]}})
+        world.fails(f"{fact} for the store", OPERATING, "train", path, says=[str(folder)])
+        path = world.config("locked", {"run": {"dir": folder / "run"}})
+        world.fails(f"{fact} for the run", OPERATING, "train", path, says=[str(folder)])
+        words = ["export", world.good, folder / "out"]
+        world.fails(f"{fact} for an export", OPERATING, *words, says=[str(folder)])
+
+
+@case("folder on tmpfs")
+def tmpfs(world):
+    kind = subprocess.run(["stat", "-f", "-c", "%T", "/dev/shm"], capture_output=True, text=True)
+    if kind.stdout.strip() != "tmpfs" or not os.access("/dev/shm", os.W_OK):
+        world.report.skip("a folder on tmpfs", "/dev/shm is not a tmpfs to write to")
+        return
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
+        path = world.config("memory", {"tiers": {"nvme": [f"{memory}/store"]}})
+        world.fails("a folder on tmpfs", USAGE, "train", path, says=["tmpfs", memory])
+        world.report.equal("a folder on tmpfs: nothing is made there", os.listdir(memory), [])
+
+
+# ---- the budget ----
+
+
+@case("budget too small")
+def budget(world):
+    path = world.config("budget", {"tiers": {"host_memory": "64KiB"}})
+    outcome = world.fails("a budget too small", DOES_NOT_FIT, "train", path, says=["--set"])
+    world.fails("a budget too small, planned", DOES_NOT_FIT, "plan", path, says=["--set"])
+    words = harness.set_arguments(outcome.err)
+    planned = world.headrace.run("plan", path, *words)
+    fact = f"a budget too small: {' '.join(words)} mends it"
+    world.report.check(fact, words and planned.code == harness.OK, planned)
+    separate = {"tiers": {"host_memory": "64KiB", "device_memory": "64KiB"}}
+    path = world.config("budget", separate)
+    outcome = world.fails("two budgets too small", DOES_NOT_FIT, "plan", path, says=["--set"])
+    words = harness.set_arguments(outcome.err)
+    trained = world.headrace.run("train", path, *words)
+    fact = f"two budgets too small: {' '.join(words)} mends them"
+    world.report.check(fact, words and trained.code == harness.OK, trained)
+
+
+# ---- the store ----
+
+
+def an_extent(world, run, kind):
+    """Offset of the payload of an extent in the data file, as `inspect` tells it."""
+    told = must(world.headrace.run("inspect", run, "--json")).json()
+    extents = [extent for extent in told["extents"] if extent["kind"] == kind]
+    return extents[len(extents) // 2]
+
+
+@case("corrupted extent")
+def corrupted_extent(world):
+    must(world.headrace.run("verify", world.good))
+    for kind in ("param", "state"):
+        run, path = world.copy_of_good(f"flipped-{kind}")
+        extent = an_extent(world, run, kind)
+        harness.flip_byte(store_data(run), extent["offset"] + extent["header_bytes"] + 77)
+        fact = f"a flipped byte of {kind}"
+        says = [f"unit {extent['unit']}", f"tile {extent['tile']}", str(store_data(run))]
+        world.fails(f"{fact}, resumed", CORRUPT, "train", path, says=says)
+        world.fails(f"{fact}, verified", CORRUPT, "verify", run, says=says)
+        if kind == "param":
+            out = world.folder / "out"
+            world.fails(f"{fact}, exported", CORRUPT, "export", run, out, says=says)
+            words = ["--data", world.text, "--seq-len", "32"]
+            world.fails(f"{fact}, evaluated", CORRUPT, "eval", "--model", run, *words, says=says)
+    run, path = world.copy_of_good("flipped-header")
+    extent = an_extent(world, run, "param")
+    harness.flip_byte(store_data(run), extent["offset"] + 60)
+    world.fails("a flipped byte of a header", CORRUPT, "train", path, says=["header"])
+
+
+@case("superblocks")
+def superblocks(world):
+    run, path = world.copy_of_good("one-superblock")
+    data = store_data(run)
+    content = data.read_bytes()
+    sequences = [
+        struct.unpack_from("<Q", content, at + SUPERBLOCK_SEQUENCE_AT)[0] for at in SUPERBLOCKS
+    ]
+    older = SUPERBLOCKS[sequences.index(min(sequences))]
+    harness.flip_byte(data, older + 100)
+    outcome = world.headrace.run("export", run, world.folder / "one-superblock-out")
+    used = outcome.code == harness.OK and "superblock" in outcome.err
+    world.report.check("the older superblock damaged: the newer one is used", used, outcome)
+    run, path = world.copy_of_good("newer-superblock")
+    newer = SUPERBLOCKS[sequences.index(max(sequences))]
+    harness.flip_byte(store_data(run), newer + 100)
+    outcome = world.headrace.run("train", path)
+    problems = harness.error_problems(outcome, outcome.code)
+    refused = outcome.code in (OPERATING, CORRUPT) and not problems
+    world.report.check("the newer superblock damaged: refused", refused, f"{problems}\n{outcome}")
+    run, path = world.copy_of_good("no-superblock")
+    for at in SUPERBLOCKS:
+        harness.flip_byte(store_data(run), at + 100)
+    says = ["superblock", str(store_data(run))]
+    world.fails("both superblocks damaged", CORRUPT, "train", path, says=says)
+    world.fails("both superblocks damaged, verified", CORRUPT, "verify", run, says=says)
+    world.fails("both superblocks damaged, inspected", CORRUPT, "inspect", run, says=says)
+
+
+@case("cut store")
+def cut_store(world):
+    run, path = world.copy_of_good("cut")
+    data = store_data(run)
+    os.truncate(data, data.stat().st_size // 2)
+    world.fails("a store cut short", CORRUPT, "train", path, says=[str(data)])
+    world.fails("a store cut short, exported", CORRUPT, "export", run, world.folder / "out")
+
+
+@case("foreign store")
+def foreign_store(world):
+    own = json.loads((world.good / "store.json").read_text())
+    thief, path = world.copy_of_good("thief")
+    stolen = {"folder": str(world.good / "store"), "id": own["id"]}
+    (thief / "store.json").write_text(json.dumps(stolen))
+    world.fails("the store of another run", USAGE, "train", path, says=[str(world.good)])
+    words = ["train", path, "--resume", "never", "--overwrite"]
+    world.fails("the store of another run, overwritten", USAGE, *words, says=[str(world.good)])
+
+    run, path = world.copy_of_good("renamed")
+    other = "0123456789abcdef" * 2
+    (run / "store" / own["id"]).rename(run / "store" / other)
+    (run / "store.json").write_text(json.dumps({"folder": "store", "id": other}))
+    world.fails("a store under another's id", USAGE, "train", path, says=[own["id"]])
+
+    run, path = world.copy_of_good("lost")
+    (run / "store.json").write_text(json.dumps({"folder": "store", "id": other}))
+    world.fails("a store that is gone", OPERATING, "train", path, says=[other])
+
+    run, path = world.copy_of_good("nonsense")
+    (run / "store.json").write_text('{"folder": 3')
+    world.fails("a broken store.json", CORRUPT, "train", path, says=["store.json"])
+
+    run, path = world.copy_of_good("nothing")
+    store_data(run).write_bytes(bytes(1 << 20))
+    world.fails("a file that is no store", USAGE, "train", path, says=["not a headrace store"])
+    remove = ["store", "remove", own["id"], "--store", run / "store"]
+    world.fails("a file that is no store, removed", USAGE, *remove)
+
+
+@case("broken metrics")
+def broken_metrics(world):
+    run, path = world.copy_of_good("metrics")
+    (run / "metrics.jsonl").write_text('{"step": 1}\nnonsense\n')
+    world.fails("a row that is no step", CORRUPT, "train", path, says=["line 2"])
+
+
+# ---- models and data ----
+
+
+def model_case(world, name, change):
+    """A model directory with a damaged model.safetensors, and a run that wants to train it."""
+    folder = world.folder / f"hf-{name}"
+    shutil.copytree(world.golden / "hf", folder)
+    change(folder)
+    sections = {**world.sections(name), "model": {"path": folder}}
+    sections["data"] = {"train": [world.golden / "tokens.bin"]}
+    sections["batch"] = {"micro_batch": 1, "seq_len": 8}
+    return folder, harness.write_toml(world.folder / f"{name}.toml", sections)
+
+
+def write_weights(folder, content):
+    (folder / "model.safetensors").write_bytes(content)
+
+
+def with_header(header, buffer=b""):
+    text = json.dumps(header).encode() if not isinstance(header, bytes) else header
+    return struct.pack("<Q", len(text)) + text + buffer
+
+
+@case("broken safetensors")
+def broken_safetensors(world):
+    whole = (world.golden / "hf" / "model.safetensors").read_bytes()
+    (length,) = struct.unpack_from("<Q", whole)
+    header, buffer = whole[8 : 8 + length], whole[8 + length :]
+    entries = json.loads(header)
+    first = next(name for name in entries if name != "__metadata__")
+    moved = {**entries, first: {**entries[first], "data_offsets": [8, 16]}}
+    huge = {**entries, first: {**entries[first], "shape": [1 << 40, 1 << 40]}}
+    contents = {
+        "an empty file": b"",
+        "a file of five bytes": b"\5\0\0\0\0",
+        "a truncated header": whole[: 8 + length // 2],
+        "a header of 2^60 bytes": struct.pack("<Q", 1 << 60) + whole[8:],
+        "a header that is no JSON": with_header(b"{" + header[2:], buffer),
+        "a buffer cut short": whole[:-5],
+        "bytes after the buffer": whole + b"\0\0\0\0",
+        "offsets that overlap": with_header(moved, buffer),
+        "a shape that overflows": with_header(huge, buffer),
+    }
+    for index, (fact, content) in enumerate(contents.items()):
+        folder, path = model_case(world, f"weights{index}", lambda f: write_weights(f, content))
+        says = [str(folder / "model.safetensors")]
+        world.fails(fact, CORRUPT, "train", path, says=says)
+
+
+@case("unfit models")
+def unfit_models(world):
+    def edit(**changes):
+        def change(folder):
+            path = folder / "config.json"
+            path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+        return change
+
+    def rename_tensor(folder):
+        path = folder / "model.safetensors"
+        path.write_bytes(path.read_bytes().replace(b"ln_f.bias", b"ln_f.bios"))
+
+    folder, path = model_case(
+        world, "arch", edit(architectures=["Gpt9LMHeadModel"], model_type="g9")
+    )
+    world.fails("an unknown architecture", USAGE, "train", path, says=["Gpt9LMHeadModel"])
+    folder, path = model_case(world, "field", edit(rotary_twist=3))
+    world.fails("an unknown field", USAGE, "train", path, says=["rotary_twist", "model.ignore"])
+    mended = world.headrace.run("plan", path, "--set", 'model.ignore=["rotary_twist"]')
+    world.report.equal("an unknown field passes with model.ignore", mended.code, harness.OK)
+    folder, path = model_case(world, "scaled", edit(scale_attn_weights=False))
+    world.fails("a field that changes numbers", USAGE, "train", path, says=["scale_attn_weights"])
+    folder, path = model_case(world, "broken", lambda f: (f / "config.json").write_text("{"))
+    world.fails("a broken config.json", CORRUPT, "train", path, says=[str(folder / "config.json")])
+    folder, path = model_case(world, "tensor", rename_tensor)
+    world.fails("a tensor that is missing", CORRUPT, "train", path, says=["ln_f.bias"])
+    folder, path = model_case(world, "sizes", edit(n_embd=24, n_head=2))
+    world.fails("a tensor of another shape", CORRUPT, "train", path, says=["24"])
+
+
+@case("broken data")
+def broken_data(world):
+    tokens = list(range(60)) * 20
+    contents = {
+        "a token file cut short": (CORRUPT, harness.token_file(tokens)[:-7], "wrong size"),
+        "a token file cut in its header": (CORRUPT, harness.token_file(tokens)[:700], "wrong size"),
+        "a count beyond the file": (
+            CORRUPT,
+            harness.token_file(tokens, count=1 << 30),
+            "wrong size",
+        ),
+        "a newer token file": (USAGE, harness.token_file(tokens, version=9), "version 9"),
+        "a token out of the vocabulary": (USAGE, harness.token_file(tokens + [256]), "token 256"),
+        "too few tokens": (USAGE, harness.token_file(tokens[:20]), ""),
+    }
+    for index, (fact, (code, content, word)) in enumerate(contents.items()):
+        data = world.folder / f"tokens{index}.bin"
+        data.write_bytes(content)
+        path = world.config(f"tokens{index}", {"data": {"train": [data]}})
+        world.fails(fact, code, "train", path, says=[word])
+        world.fails(f"{fact}, evaluated", code, "eval", path, says=[word])
+
+
+def main():
+    report = harness.Report("errors")
+    golden = pathlib.Path(sys.argv[2]).resolve()
+    chosen = sys.argv[3:]
+    with harness.scratch(report, "errors") as folder:
+        world = World(report, harness.Headrace(sys.argv[1], folder), folder, golden)
+        for name, function in CASES:
+            if not chosen or name in chosen:
+                print(f"---- {name}", flush=True)
+                function(world)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,291 @@
+"""Interrupted and resumed runs repeat the bits of an undisturbed one, and resuming has rules.
+
+python3 resume_test.py BINARY [interrupt|rules]
+"""
+
+import json
+import signal
+import sys
+
+import harness
+from harness import Broken, must
+
+STEPS = 12
+
+
+def base_config(folder, name):
+    """A byte-level GPT-2 whose step takes some 20 ms, so that a signal finds it under way."""
+    text = folder / "corpus.txt"
+    if not text.exists():
+        words = ["water", "wheel", "race", "gate", "mill", "pond", "weir", "sluice"]
+        lines = (f"{words[i * 7 % 8]} {i} {words[i * i % 8]} turns" for i in range(2000))
+        text.write_text("\n".join(lines))
+    return {
+        "run": {"dir": folder / name, "steps": STEPS, "seed": 5},
+        "model": {"arch": "gpt2", "layers": 2, "hidden": 64, "heads": 4, "max_seq_len": 64},
+        "data": {"train": [text], "tokenizer": "bytes", "order": "shuffled"},
+        "batch": {"micro_batch": 4, "seq_len": 64, "accumulate": 1},
+        "optim": {"lr": 1e-3, "lr_schedule": "cosine", "warmup_steps": 3, "min_lr": 1e-5},
+        "precision": {"compute": "fp32"},
+        "tiers": {"nvme": [folder / f"{name}-nvme"], "direct_io": "auto"},
+    }
+
+
+class Run:
+    """One run directory and the file that makes it."""
+
+    def __init__(self, headrace, folder, name, changes=None):
+        self.headrace, self.folder, self.name = headrace, folder, name
+        sections = base_config(folder, name)
+        for section, keys in (changes or {}).items():
+            sections[section].update(keys)
+        self.dir = folder / name
+        self.metrics = self.dir / "metrics.jsonl"
+        self.config = harness.write_toml(folder / f"{name}.toml", sections)
+
+    def train(self, *words):
+        return self.headrace.run("train", self.config, *words)
+
+    def stop_at(self, step, number, *words):
+        words = ["train", str(self.config), *words]
+        return harness.stop_at(self.headrace, words, self.metrics, step, number)
+
+    def rows(self):
+        return harness.read_metrics(self.metrics)
+
+    def weights(self):
+        return harness.exported(self.headrace, self.dir, self.folder / f"{self.name}-export")
+
+    def fingerprint(self):
+        """All of the run but its log, which tells of every start."""
+        found = harness.fingerprint(self.dir)
+        found.pop("run.log", None)
+        return found, harness.fingerprint(self.folder / f"{self.name}-nvme")
+
+
+def same_files(report, fact, before, after):
+    difference = "\n".join(harness.changes(*pair) for pair in zip(before, after)).strip()
+    report.check(fact, not difference, difference)
+
+
+# What must not matter to where a run is cut.
+VARIANTS = {
+    "auto": {},
+    "held-nvme": {
+        "tiers": {"place": "nvme", "lookahead": 1, "device_memory": "64MiB"},
+        "optim": {"update": "held"},
+    },
+    "after-backward": {"tiers": {"place": "host"}, "optim": {"update": "after-backward"}},
+    "accumulate": {"batch": {"micro_batch": 2, "accumulate": 3, "traversal": "batch-major"}},
+}
+CUTS = [(1, signal.SIGINT), (4, signal.SIGTERM), (8, signal.SIGINT)]
+
+
+def check_interrupts(report, headrace, folder, name, changes):
+    whole = Run(headrace, folder, f"{name}-whole", changes)
+    must(whole.train())
+    cut = Run(headrace, folder, f"{name}-cut", changes)
+    for step, number in CUTS:
+        outcome = cut.stop_at(step, number)
+        signal_name = signal.Signals(number).name
+        fact = f"{name}: {signal_name} after step {step} ends with exit code 130"
+        if not report.equal(fact, outcome.code, harness.INTERRUPTED):
+            raise Broken(outcome)
+        rows = cut.rows()
+        report.check(
+            f"{name}: the rows so far are those of the undisturbed run",
+            len(rows) < STEPS and not harness.first_difference(rows, whole.rows()[: len(rows)]),
+            lambda: harness.first_difference(rows, whole.rows()[: len(rows)]),
+        )
+    resumed = must(cut.train("--resume", "required"))
+    del resumed
+    difference = harness.first_difference(cut.rows(), whole.rows())
+    report.check(f"{name}: the joined metrics are equal", not difference, difference)
+    difference = harness.same_tensors(cut.weights(), whole.weights())
+    report.check(f"{name}: the exported weights are equal bit for bit", not difference, difference)
+    return whole
+
+
+def check_moving(report, headrace, folder, whole):
+    """Memory may change at every resume."""
+    run = Run(headrace, folder, "moving")
+    placements = [
+        (3, ["tiers.place=host"]),
+        (6, ["tiers.place=nvme", "tiers.lookahead=1", "optim.threads=1"]),
+        (9, ["tiers.place=host", "tiers.device_memory=32MiB", "tiers.host_memory=256MiB"]),
+        (None, ["tiers.lookahead=4", "optim.threads=3", "tiers.io_depth=4"]),
+    ]
+    for step, sets in placements:
+        words = [word for key in sets for word in ("--set", key)]
+        if step is None:
+            must(run.train(*words))
+            continue
+        must(run.stop_at(step, signal.SIGINT, *words), harness.INTERRUPTED)
+    difference = harness.first_difference(run.rows(), whole.rows())
+    report.check("resumed under four placements: equal metrics", not difference, difference)
+    difference = harness.same_tensors(run.weights(), whole.weights())
+    report.check("resumed under four placements: equal weights", not difference, difference)
+
+
+def check_kill(report, headrace, folder, whole):
+    """With checkpoint = "none" nothing is promised after a kill, but nothing is silent either."""
+    run = Run(headrace, folder, "killed")
+    killed = run.stop_at(4, signal.SIGKILL)
+    report.equal("SIGKILL kills", killed.code, -signal.SIGKILL)
+    before = run.fingerprint()
+    refused = run.train("--resume", "required")
+    problems = harness.error_problems(refused, harness.USAGE)
+    report.check("a run without a commit is not resumed", not problems, f"{problems}\n{refused}")
+    same_files(report, "and is left as it is", before, run.fingerprint())
+
+    run = Run(headrace, folder, "killed-later")
+    must(run.stop_at(2, signal.SIGINT), harness.INTERRUPTED)
+    run.stop_at(6, signal.SIGKILL)
+    before = run.fingerprint()
+    refused = run.train()
+    problems = harness.error_problems(refused, harness.OPERATING)
+    report.check(
+        "a store that was written since is refused", not problems, f"{problems}\n{refused}"
+    )
+    same_files(report, "and is left as it is", before, run.fingerprint())
+    must(run.train("--resume", "never", "--overwrite"))
+    difference = harness.first_difference(run.rows(), whole.rows())
+    report.check("--overwrite starts it again", not difference, difference)
+    stores = list((folder / "killed-later-nvme").iterdir())
+    report.equal("and the old store is gone", len(stores), 1)
+
+
+def check_differences(report, run):
+    """Keys that make the numbers must match the commit's; all that differ are named."""
+    before = run.fingerprint()
+    keys = {
+        "optim.lr": "0.002",
+        "optim.betas": "[0.8, 0.9]",
+        "optim.clip": "0.5",
+        "run.seed": "6",
+        "batch.seq_len": "32",
+        "model.layers": "3",
+        "precision.grad": "bf16",
+    }
+    words = [word for key, value in keys.items() for word in ("--set", f"{key}={value}")]
+    refused = run.train(*words)
+    problems = harness.error_problems(refused, harness.USAGE)
+    report.check("changed numbers are refused", not problems, f"{problems}\n{refused}")
+    unnamed = [key for key in keys if key not in refused.err]
+    report.check("and every one is named", not unnamed, f"{unnamed}\n{refused}")
+    same_files(report, "and the run is left as it is", before, run.fingerprint())
+
+    text = run.folder / "corpus.txt"
+    content = text.read_text()
+    text.write_text("W" + content[1:])
+    refused = run.train()
+    text.write_text(content)
+    problems = harness.error_problems(refused, harness.USAGE)
+    report.check("changed data are refused", not problems, f"{problems}\n{refused}")
+    report.check("and named", "data" in refused.err, refused)
+    same_files(report, "and the run is left as it is", before, run.fingerprint())
+
+
+def check_never(report, run, whole):
+    before = run.fingerprint()
+    refused = run.train("--resume", "never")
+    problems = harness.error_problems(refused, harness.USAGE)
+    report.check("--resume never keeps a commit", not problems, f"{problems}\n{refused}")
+    report.check("and names --overwrite", "--overwrite" in refused.err, refused)
+    same_files(report, "and the run is left as it is", before, run.fingerprint())
+    must(run.train("--resume", "never", "--overwrite"))
+    difference = harness.first_difference(run.rows(), whole.rows())
+    report.check("--overwrite begins at step 1", not difference, difference)
+    sizes = [
+        sorted(size for _, size, digest in files[1].values() if digest)
+        for files in (before, run.fingerprint())
+    ]
+    report.equal("and uses the same space", sizes[1], sizes[0])
+
+
+def check_required(report, headrace, folder):
+    run = Run(headrace, folder, "absent")
+    refused = run.train("--resume", "required")
+    problems = harness.error_problems(refused, harness.USAGE)
+    report.check("--resume required needs a run", not problems, f"{problems}\n{refused}")
+    left = [path for path in (run.dir, folder / "absent-nvme") if path.exists()]
+    report.check("and makes nothing", not left, left)
+
+
+def check_finished(report, run):
+    before = run.fingerprint()
+    again = run.train()
+    said = f"complete at step {STEPS}; raise run.steps"
+    report.equal("a finished run that is run again exits 0", again.code, harness.OK)
+    report.check(f"and says '{said}'", said in again.out + again.err, again)
+    same_files(report, "and is left as it is", before, run.fingerprint())
+
+
+def check_raised(report, headrace, folder):
+    """With a constant rate, 12 + 4 steps are 16 steps."""
+    constant = {"optim": {"lr_schedule": "constant"}}
+    longer = {"run": {"steps": STEPS + 4}, **constant}
+    whole = Run(headrace, folder, "longer", longer)
+    must(whole.train())
+    run = Run(headrace, folder, "raised", constant)
+    must(run.train())
+    must(run.train("--set", f"run.steps={STEPS + 4}"))
+    difference = harness.first_difference(run.rows(), whole.rows())
+    report.check("raised steps go on where the run ended", not difference, difference)
+    difference = harness.same_tensors(run.weights(), whole.weights())
+    report.check("with equal weights", not difference, difference)
+
+
+def check_two_at_once(report, headrace, folder):
+    """A second process on a run that is under way is refused, and the first is not disturbed."""
+    run = Run(headrace, folder, "busy", {"run": {"steps": 100}})
+    process = headrace.start("train", run.config)
+    try:
+        while process.poll() is None and harness.last_step(run.metrics) < 1:
+            pass
+        refused = run.train()
+        problems = harness.error_problems(refused, harness.OPERATING)
+        fact = "a second process on one run is refused"
+        report.check(fact, not problems, f"{problems}\n{refused}")
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=harness.TIMEOUT_S)
+    finally:
+        process.kill()
+        process.communicate()
+    report.equal("and the first one commits", process.returncode, harness.INTERRUPTED)
+    resolved = json.loads(run.metrics.read_text().splitlines()[-1])
+    report.check("with its metrics", resolved["step"] >= 1, resolved)
+
+
+def interrupts(report, headrace, folder):
+    whole = {}
+    for name, changes in VARIANTS.items():
+        whole[name] = check_interrupts(report, headrace, folder, name, changes)
+    check_moving(report, headrace, folder, whole["auto"])
+
+
+def rules(report, headrace, folder):
+    whole = Run(headrace, folder, "whole")
+    must(whole.train())
+    check_kill(report, headrace, folder, whole)
+    run = Run(headrace, folder, "rules")
+    must(run.stop_at(3, signal.SIGINT), harness.INTERRUPTED)
+    check_differences(report, run)
+    check_never(report, run, whole)
+    check_required(report, headrace, folder)
+    check_finished(report, run)
+    check_raised(report, headrace, folder)
+    check_two_at_once(report, headrace, folder)
+
+
+def main():
+    parts = {"interrupt": interrupts, "rules": rules}
+    for part in sys.argv[2:] or parts:
+        report = harness.Report(f"resume {part}")
+        with harness.scratch(report, f"resume-{part}") as folder:
+            parts[part](report, harness.Headrace(sys.argv[1], folder), folder)
+        report.finish()
+
+
+if __name__ == "__main__":
+    main()
