@@ -24,8 +24,8 @@ namespace {
 constexpr std::size_t kBounceBytes = 1024 * 1024;
 constexpr std::size_t kTransferBytesMax =
     1024 * 1024 * 1024;  // one system call moves at most 2 GiB
-constexpr int kLockTries = 25;
-constexpr std::chrono::milliseconds kLockPause{20};
+constexpr int kLockTries = 10;
+constexpr std::chrono::milliseconds kLockPause{10};
 
 bool page_aligned(const void* memory) {
   return reinterpret_cast<std::uintptr_t>(memory) % kPageBytes == 0;

@@ -242,8 +242,7 @@ void Engine::advance(Lane& lane) {
       if (!lane.wait_over()) {
         return;
       }
-      lane.phase = Lane::Phase::kIdle;
-      lane.finish_ticket(lane.current.ticket);
+      lane.finish_current();
     }
     if (lane.phase == Lane::Phase::kTransferring) {
       const Transfer& transfer = lane.transfer;
@@ -253,20 +252,20 @@ void Engine::advance(Lane& lane) {
       }
       end_transfer(lane);
     }
-    if (!lane.take(lane.current)) {
+    if (!lane.take()) {
       return;
     }
     switch (lane.current.kind) {
       case LaneEntry::Kind::kWait:
         if (lane.begin_wait(lane.current.event)) {
-          lane.finish_ticket(lane.current.ticket);
+          lane.finish_current();
         } else {
           lane.phase = Lane::Phase::kWaiting;
         }
         break;
       case LaneEntry::Kind::kBody:
         run_body(lane);
-        lane.finish_ticket(lane.current.ticket);
+        lane.finish_current();
         break;
       case LaneEntry::Kind::kRead:
       case LaneEntry::Kind::kWrite:
@@ -295,7 +294,7 @@ void Engine::run_body(Lane& lane) {
 
 void Engine::begin_transfer(Lane& lane) {
   if (runtime_.fault.raised()) {
-    lane.finish_ticket(lane.current.ticket);
+    lane.finish_current();
     return;
   }
   lane.transfer = Transfer{};
@@ -309,7 +308,6 @@ void Engine::begin_transfer(Lane& lane) {
 }
 
 void Engine::end_transfer(Lane& lane) {
-  lane.phase = Lane::Phase::kIdle;
   if (!runtime_.fault.raised()) {
     if (is_write(lane)) {
       store_.set_step_of(lane.current.key, lane.current.step);
@@ -325,7 +323,7 @@ void Engine::end_transfer(Lane& lane) {
                                      .end_ns = TraceRecorder::now_ns(),
                                      .id = static_cast<std::int64_t>(lane.current.id)});
   }
-  lane.finish_ticket(lane.current.ticket);
+  lane.finish_current();
 }
 
 // Gives the kernel as many requests as may be in flight, lane after lane in turn. Returns how long

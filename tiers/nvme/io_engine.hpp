@@ -47,8 +47,7 @@ struct EngineOptions {
   int lanes = 1;
   int io_depth = 8;                                       // requests in flight
   std::size_t request_bytes_max = std::size_t{1} << 20U;  // a multiple of kPageBytes, at most 1 GiB
-  std::size_t lane_capacity =
-      16;  // operations and waits in a lane's ring, the running one not counted
+  std::size_t lane_capacity = 16;  // operations and waits in a lane's ring, the running one too
   std::optional<double> read_bytes_per_s{};  // caps, to rehearse another drive
   std::optional<double> write_bytes_per_s{};
   IoFaults* faults = nullptr;  // tests only

@@ -117,17 +117,23 @@ void Lane::write(const ExtentKey& key,
   });
 }
 
-bool Lane::take(LaneEntry& entry) {
+bool Lane::take() {
+  const std::scoped_lock lock(signals_.mutex);
+  if (head_ == tail_) {
+    return false;
+  }
+  current = ring_[head_ % ring_.size()];
+  return true;
+}
+
+void Lane::finish_current() {
+  phase = Phase::kIdle;
+  finish(current.ticket);
   {
     const std::scoped_lock lock(signals_.mutex);
-    if (head_ == tail_) {
-      return false;
-    }
-    entry = ring_[head_ % ring_.size()];
     ++head_;
   }
   not_full_.notify_one();
-  return true;
 }
 
 bool Lane::empty() {

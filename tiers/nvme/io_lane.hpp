@@ -76,13 +76,15 @@ class Lane final : public IoLane {
              std::uint64_t id) override;
 
   // Engine's thread from here on.
-  [[nodiscard]] bool take(LaneEntry& entry);  // the oldest entry, if there is one
+  // Makes the oldest entry `current`, if there is one. It keeps its place until finish_current().
+  [[nodiscard]] bool take();
   [[nodiscard]] bool empty();
   // True: the event is done. False: the engine will be woken, and wait_over() then says so.
   [[nodiscard]] bool begin_wait(const Event& event);
   [[nodiscard]] bool wait_over();
 
-  void finish_ticket(std::uint64_t ticket) { finish(ticket); }
+  // The current entry is over: its ticket is finished, its place in the ring is free.
+  void finish_current();
 
   Phase phase = Phase::kIdle;
   LaneEntry current;
@@ -114,7 +116,7 @@ class Lane final : public IoLane {
   std::span<std::byte> header_;
   std::vector<LaneEntry> ring_;
   std::condition_variable not_full_;
-  std::uint64_t head_ = 0;  // entries taken; under signals_.mutex, as are the next two
+  std::uint64_t head_ = 0;  // entries finished; under signals_.mutex, as are the next two
   std::uint64_t tail_ = 0;  // entries put
   bool wait_over_ = false;
   WaitCompletion completion_;

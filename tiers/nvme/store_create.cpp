@@ -25,7 +25,7 @@ namespace {
 // Removes what create() has made, unless keep() is called.
 class Undo {
  public:
-  explicit Undo(const Folder& folder) : folder_(folder) {}
+  explicit Undo(Folder folder) : folder_(std::move(folder)) {}
 
   Undo(const Undo&) = delete;
   Undo& operator=(const Undo&) = delete;
@@ -35,7 +35,7 @@ class Undo {
       return;
     }
     if (data_made_) {
-      warn_if_failed(::unlinkat(store_->fd.get(), kDataName, 0));
+      warn_if_failed(::unlinkat(store_.fd.get(), kDataName, 0));
     }
     if (!id_.empty()) {
       warn_if_failed(::unlinkat(folder_.fd.get(), id_.c_str(), AT_REMOVEDIR));
@@ -45,11 +45,25 @@ class Undo {
     }
   }
 
-  void directory_made(std::string id) { id_ = std::move(id); }
+  [[nodiscard]] const Folder& folder() const { return folder_; }
 
-  void data_made(const Folder& store) {
-    store_ = &store;
-    data_made_ = true;
+  [[nodiscard]] const Folder& store() const { return store_; }
+
+  // Makes and enters `<folder>/<id>`.
+  [[nodiscard]] Status make_store(const std::string& id) {
+    if (::mkdirat(folder_.fd.get(), id.c_str(), S_IRWXU) != 0) {
+      return writing_error(folder_.path, errno);
+    }
+    id_ = id;
+    HEADRACE_ASSIGN(store_, enter_store(folder_, id));
+    return {};
+  }
+
+  [[nodiscard]] Result<DataFile> make_data() {
+    Result<DataFile> file = DataFile::open_at(
+        store_.fd.get(), kDataName, store_.path + "/" + kDataName, DataFile::Mode::kCreate);
+    data_made_ = file.has_value();
+    return file;
   }
 
   void keep() { kept_ = true; }
@@ -64,8 +78,8 @@ class Undo {
     }
   }
 
-  const Folder& folder_;
-  const Folder* store_ = nullptr;
+  Folder folder_;
+  Folder store_;
   std::string id_;
   bool data_made_ = false;
   bool kept_ = false;
@@ -113,26 +127,27 @@ Status sync_directory(const Folder& folder) {
 }
 
 // Everything of the file, from its first page to its two superblocks.
-Status fill_file(StoreState& state, const StoreOptions& options, const StoreContents& contents) {
+Status fill_file(StoreState& state,
+                 const std::string& folder,
+                 bool direct_io_required,
+                 const StoreContents& contents) {
   std::array<std::byte, kPageBytes> page{};
   format::encode_superblock(state.block, page);
   HEADRACE_TRY(state.file.write(format::kSuperblockOffsets[0], page));
   if (Status status = state.file.allocate(state.block.file_bytes); !status) {
-    // Said by the system rather than foreseen by check_space: another writer, a quota.
-    Error error = std::move(status).error();
-    if (Status space = check_space(options.folder, state.block.file_bytes, std::nullopt); !space) {
-      error = std::move(space).error();
-    }
-    return error;
+    // More is missing than check_space foresaw: another writer, a quota, the filesystem's own
+    // needs.
+    HEADRACE_TRY(check_space(folder, state.block.file_bytes, std::nullopt));
+    return std::move(status).error();
   }
-  HEADRACE_TRY(state.file.enable_direct_io(options.direct_io_required));
+  HEADRACE_TRY(state.file.enable_direct_io(direct_io_required));
   HEADRACE_TRY(
       state.write_region(state.block.tile_table.offset, format::encode_tile_table(state.tiles)));
   HEADRACE_TRY(state.write_region(state.block.tensor_table.offset,
                                   std::as_bytes(std::span(contents.tensor_table))));
   HEADRACE_TRY(
       state.write_region(state.block.run_dir.offset, std::as_bytes(std::span(contents.run_dir))));
-  HEADRACE_TRY(state.file.sync());
+  // Until copy A is written too, the store counts as unfinished: one flush for all of the above.
   format::Superblock ready = state.block;
   ready.flags = 0;
   HEADRACE_TRY(state.write_superblock(ready));  // copy B
@@ -144,35 +159,25 @@ Status fill_file(StoreState& state, const StoreOptions& options, const StoreCont
 Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options,
                                              const StoreContents& contents) {
   HEADRACE_ASSIGN(format::Layout layout, format::make_layout(contents));
-  HEADRACE_ASSIGN(const Folder folder, make_folder(options.folder));
-  Undo undo(folder);
-  HEADRACE_TRY(check_space(folder.path, layout.file_bytes, options.space_bytes_max));
+  HEADRACE_ASSIGN(Folder folder, make_folder(options.folder));
+  Undo undo(std::move(folder));
+  HEADRACE_TRY(check_space(undo.folder().path, layout.file_bytes, options.space_bytes_max));
   HEADRACE_ASSIGN(const Id128 id, random_id());
-  const std::string id_text = id.hex();
-  if (::mkdirat(folder.fd.get(), id_text.c_str(), S_IRWXU) != 0) {
-    return writing_error(folder.path, errno);
-  }
-  undo.directory_made(id_text);
-  HEADRACE_ASSIGN(const Folder directory, enter_store(folder, id_text));
+  HEADRACE_TRY(undo.make_store(id.hex()));
   auto state = std::make_unique<StoreState>();
-  state->id = id_text;
-  state->path = directory.path;
+  state->id = id.hex();
+  state->path = undo.store().path;
   state->access = Access::kWrite;
-  HEADRACE_ASSIGN(state->file,
-                  DataFile::open_at(directory.fd.get(),
-                                    kDataName,
-                                    directory.path + "/" + kDataName,
-                                    DataFile::Mode::kCreate));
-  undo.data_made(directory);
+  HEADRACE_ASSIGN(state->file, undo.make_data());
   HEADRACE_TRY(state->file.lock(DataFile::Lock::kExclusive));
   state->block = first_superblock(id, contents, layout);
   HEADRACE_TRY(state->take_tiles(std::move(layout.tiles)));
-  HEADRACE_TRY(fill_file(*state, options, contents));
+  HEADRACE_TRY(fill_file(*state, undo.folder().path, options.direct_io_required, contents));
   state->contents.tensor_table = contents.tensor_table;
   state->contents.layout_tag = contents.layout_tag;
   state->contents.run_dir = contents.run_dir;
-  HEADRACE_TRY(sync_directory(directory));
-  HEADRACE_TRY(sync_directory(folder));
+  HEADRACE_TRY(sync_directory(undo.store()));
+  HEADRACE_TRY(sync_directory(undo.folder()));
   undo.keep();
   return std::unique_ptr<Store>(new Store(std::move(state)));
 }

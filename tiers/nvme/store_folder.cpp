@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sys/stat.h>
 
+#include <algorithm>
 #include <array>
 #include <cerrno>
 
@@ -27,6 +28,11 @@ Status refuse_memory(const std::string& shown_path, const std::string& existing_
         shown_path));
   }
   return {};
+}
+
+bool all_zeros(std::span<const std::byte> bytes) {
+  return std::all_of(
+      bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 std::string without_trailing_slashes(std::string path) {
@@ -160,14 +166,17 @@ Result<FoundSuperblock> find_superblock(const DataFile& file) {
   std::optional<FoundSuperblock> found;
   std::optional<Error> problem;
   bool magic = false;
+  bool zeros = true;
   for (int copy = 0; copy < 2; ++copy) {
     const std::uint64_t offset = format::kSuperblockOffsets[copy];
     if (offset + kPageBytes > file_bytes) {
+      zeros = zeros && offset >= file_bytes;
       problem = truncated_error(file.path(), file_bytes);
       continue;
     }
     std::array<std::byte, kPageBytes> page{};
     HEADRACE_TRY(file.read(offset, page));
+    zeros = zeros && all_zeros(page);
     Result<format::Superblock> block = format::parse_superblock(page, file.path());
     if (block) {
       magic = true;
@@ -186,7 +195,7 @@ Result<FoundSuperblock> find_superblock(const DataFile& file) {
     problem = std::move(block).error();
     problem->why += fmt::format(" (superblock copy {}, at offset {})", copy, offset);
   }
-  if ((found && (found->block.flags & format::kFlagCreating) != 0) || file_bytes == 0) {
+  if (zeros || (found && (found->block.flags & format::kFlagCreating) != 0)) {
     return usage_error(cannot_use(file.path()))
         .with_why("the creation of this store was interrupted: it holds nothing")
         .with_hint("remove it: headrace store remove");
@@ -213,17 +222,22 @@ bool looks_like_store(const DataFile& file) {
   if (!bytes) {
     return false;
   }
-  if (*bytes == 0) {
-    return true;
-  }
+  bool zeros = true;
   for (const std::uint64_t offset : format::kSuperblockOffsets) {
     std::array<std::byte, kPageBytes> page{};
-    if (offset + kPageBytes <= *bytes && file.read(offset, page) &&
-        format::has_superblock_magic(page)) {
+    if (offset + kPageBytes > *bytes) {
+      zeros = zeros && offset >= *bytes;
+      continue;
+    }
+    if (!file.read(offset, page)) {
+      return false;
+    }
+    if (format::has_superblock_magic(page)) {
       return true;
     }
+    zeros = zeros && all_zeros(page);
   }
-  return false;
+  return zeros;
 }
 
 }  // namespace headrace::tiers::nvme

@@ -56,8 +56,8 @@ struct FoundSuperblock {
 };
 
 [[nodiscard]] Result<FoundSuperblock> find_superblock(const DataFile& file);
-// The data file begins as a store's does, in either copy, or is the empty one of an interrupted
-// creation.
+// The data file begins as a store's does, in either copy, or has nothing there at all: what a crash
+// leaves of a creation that had just begun.
 [[nodiscard]] bool looks_like_store(const DataFile& file);
 
 }  // namespace headrace::tiers::nvme

@@ -6,11 +6,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include <cstdlib>
 #include <cstring>
 #include <filesystem>
 #include <fstream>
-#include <iostream>
 #include <memory>
 #include <random>
 #include <string>
@@ -20,16 +18,11 @@
 #include "core/files.hpp"
 #include "tiers/nvme/page_buffer.hpp"
 #include "tiers/nvme/store.hpp"
+#include "tiers/test_support.hpp"
 
 namespace headrace::tiers::nvme::testing {
 
-inline std::uint64_t test_seed() {
-  const char* text = std::getenv("HEADRACE_SEED");  // NOLINT(concurrency-mt-unsafe)
-  const std::uint64_t seed =
-      text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device{}();
-  std::cout << "HEADRACE_SEED=" << seed << "\n";
-  return seed;
-}
+using tiers::test_seed;
 
 // A new folder in the working directory (the build folder: a disk, where /tmp may be tmpfs), gone
 // with the object.

@@ -1,0 +1,301 @@
+// The bytes of a store: what is written is read back, and no other bytes pass.
+#include "tiers/nvme/format.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <random>
+
+#include "core/hash.hpp"
+#include "tiers/nvme/test_support.hpp"
+
+namespace headrace::tiers::nvme {
+namespace {
+
+using testing::expect_contains;
+using testing::small_contents;
+
+using Page = std::array<std::byte, kPageBytes>;
+
+format::Superblock valid_superblock() {
+  const format::Layout layout = format::make_layout(small_contents()).value();
+  format::Superblock block{};
+  block.magic = format::kSuperblockMagic;
+  block.format_version = format::kVersion;
+  block.page_bytes = kPageBytes;
+  block.store_id = format::store_id_bytes(Id128{.high = 0x0123456789abcdef, .low = 42});
+  block.sequence = 7;
+  block.generation = 3;
+  block.slots = 1;
+  block.world = 1;
+  block.folder_count = 1;
+  block.sum_block_bytes = kSumBlockBytes;
+  block.file_bytes = layout.file_bytes;
+  block.extents_offset = layout.extents_offset;
+  block.tile_count = layout.tiles.size();
+  block.map_extent_bytes = layout.map_extent_bytes;
+  block.map_extent_offsets[0] = format::kMapOffset;
+  block.map_extent_offsets[1] = format::kMapOffset + layout.map_extent_bytes;
+  const std::vector<std::byte> table = format::encode_tile_table(layout.tiles);
+  block.tile_table = {layout.tile_table_offset, table.size(), hash_bytes(table)};
+  block.tensor_table = {layout.tensor_table_offset, 0, 0};
+  block.run_dir = {layout.run_dir_offset, 0, 0};
+  block.map = {format::kMapOffset, sizeof(format::MapHeader), 0};
+  return block;
+}
+
+Page encoded(const format::Superblock& block) {
+  Page page{};
+  format::encode_superblock(block, page);
+  return page;
+}
+
+TEST(Format, ASuperblockReadsBackAndNoFlippedBitPasses) {
+  Page page = encoded(valid_superblock());
+  const Result<format::Superblock> read = format::parse_superblock(page, "data");
+  ASSERT_TRUE(read.has_value()) << format_error(read.error(), true);
+  EXPECT_EQ(read->sequence, 7U);
+  EXPECT_EQ(format::store_id_text(read->store_id), "0123456789abcdef000000000000002a");
+  for (std::size_t bit = 0; bit < page.size() * 8; ++bit) {
+    const auto mask = static_cast<std::byte>(1U << (bit % 8));
+    page[bit / 8] ^= mask;
+    ASSERT_FALSE(format::parse_superblock(page, "data").has_value()) << "bit " << bit;
+    page[bit / 8] ^= mask;
+  }
+}
+
+TEST(Format, ANewerVersionAndUnknownIncompatibleFeaturesAreRefusedAsUsage) {
+  format::Superblock newer = valid_superblock();
+  newer.format_version = format::kVersion + 1;
+  format::Superblock features = valid_superblock();
+  features.features_incompatible = 4;
+  for (const format::Superblock& block : {newer, features}) {
+    const Result<format::Superblock> read = format::parse_superblock(encoded(block), "data");
+    ASSERT_FALSE(read.has_value());
+    EXPECT_EQ(read.error().code, ExitCode::kUsage);
+    expect_contains(read.error().hint, "headrace that made it");
+  }
+  format::Superblock harmless = valid_superblock();
+  harmless.features_compatible = ~std::uint64_t{0};
+  EXPECT_TRUE(format::parse_superblock(encoded(harmless), "data").has_value());
+}
+
+// Fields that a checksum vouches for are bounded nevertheless: a parser computes with them.
+TEST(Format, NoFieldOfASuperblockLeadsOutOfTheFile) {
+  std::mt19937_64 random(testing::test_seed());
+  int accepted = 0;
+  for (int round = 0; round < 20'000; ++round) {
+    format::Superblock block = valid_superblock();
+    Page page = encoded(block);
+    const std::size_t field = 64 + random() % ((248 - 64) / 8) * 8;
+    const std::array<std::uint64_t, 6> values = {
+        0,
+        ~std::uint64_t{0},
+        random(),
+        random() % (2 * block.file_bytes),
+        random() % (2 * block.file_bytes) / kPageBytes * kPageBytes,
+        std::uint64_t{1} << 63U};
+    std::memcpy(page.data() + field, &values[random() % values.size()], sizeof(std::uint64_t));
+    std::memcpy(&block, page.data(), sizeof(block));
+    const Result<format::Superblock> read = format::parse_superblock(encoded(block), "data");
+    if (!read) {
+      continue;
+    }
+    ++accepted;
+    ASSERT_LE(read->extents_offset, read->file_bytes);
+    for (const format::Region& region : {read->tile_table, read->tensor_table, read->run_dir}) {
+      ASSERT_LE(region.offset, read->extents_offset);
+      ASSERT_LE(region.bytes, read->extents_offset - region.offset);
+    }
+    ASSERT_LE(read->tile_count * sizeof(format::TileEntry), read->tile_table.bytes);
+    if (read->generation > 0) {
+      ASSERT_LE(read->map.offset + read->map.bytes, read->extents_offset);
+    }
+  }
+  EXPECT_GT(accepted, 0);
+}
+
+format::ExtentIdentity identity_of(std::uint64_t payload_bytes) {
+  format::ExtentIdentity identity;
+  identity.store_id = format::store_id_bytes(Id128{.high = 1, .low = 2});
+  identity.key = {.unit = 3, .tile = 4, .kind = ExtentKind::kState};
+  identity.layout_tag = format::layout_tag_bytes("fp32/fp32");
+  identity.offset = 9 * kPageBytes;
+  identity.payload_bytes = payload_bytes;
+  return identity;
+}
+
+TEST(Format, AnExtentHeaderReadsBackAndNoFlippedBitPasses) {
+  const format::ExtentIdentity identity = identity_of(kSumBlockBytes + kPageBytes);
+  std::vector<std::byte> payload(identity.payload_bytes);
+  testing::fill(payload, identity.key, 5);
+  Page header{};
+  format::encode_extent_header(identity, 5, payload, header);
+  EXPECT_EQ(format::extent_header_problem(identity, 5, header), std::nullopt);
+  EXPECT_EQ(format::extent_header_problem(identity, std::nullopt, header), std::nullopt);
+  EXPECT_EQ(format::extent_step(header), 5);
+  EXPECT_EQ(format::extent_sum(header, 0), hash_bytes(std::span(payload).first(kSumBlockBytes)));
+  EXPECT_EQ(format::extent_sum(header, 1), hash_bytes(std::span(payload).last(kPageBytes)));
+  for (std::size_t bit = 0; bit < header.size() * 8; ++bit) {
+    const auto mask = static_cast<std::byte>(1U << (bit % 8));
+    header[bit / 8] ^= mask;
+    ASSERT_TRUE(format::extent_header_problem(identity, 5, header).has_value()) << "bit " << bit;
+    header[bit / 8] ^= mask;
+  }
+}
+
+TEST(Format, AnExtentHeaderOfAnythingElseIsNamed) {
+  const format::ExtentIdentity identity = identity_of(kPageBytes);
+  const std::vector<std::byte> payload(kPageBytes);
+  Page header{};
+  format::encode_extent_header(identity, 5, payload, header);
+  const auto problem_of = [&](auto change) {
+    format::ExtentIdentity wanted = identity;
+    change(wanted);
+    return format::extent_header_problem(wanted, 5, header).value_or("");
+  };
+  using Identity = format::ExtentIdentity;
+  expect_contains(problem_of([](Identity& i) { i.store_id[0] ^= 1U; }), "store");
+  expect_contains(problem_of([](Identity& i) { i.rank = 1; }), "rank");
+  expect_contains(problem_of([](Identity& i) { i.world = 2; }), "rank");
+  expect_contains(problem_of([](Identity& i) { i.key.unit = 9; }), "unit 3, expected 9");
+  expect_contains(problem_of([](Identity& i) { i.key.tile = 9; }), "tile 4, expected 9");
+  expect_contains(problem_of([](Identity& i) { i.key.kind = ExtentKind::kParam; }), "kind");
+  expect_contains(problem_of([](Identity& i) { i.slot = 1; }), "slot");
+  expect_contains(problem_of([](Identity& i) { i.layout_tag[0] = 'b'; }), "layout");
+  expect_contains(problem_of([](Identity& i) { i.folder_index = 1; }), "folder");
+  expect_contains(problem_of([](Identity& i) { i.offset += kPageBytes; }), "offset");
+  expect_contains(problem_of([](Identity& i) { i.payload_bytes += kPageBytes; }), "length");
+  expect_contains(format::extent_header_problem(identity, 6, header).value_or(""),
+                  "step 5, expected 6");
+}
+
+TEST(Format, AHeaderGrowsByPagesWithItsSums) {
+  EXPECT_EQ(format::header_bytes(kPageBytes), kPageBytes);
+  EXPECT_EQ(format::header_bytes(479 * kSumBlockBytes), kPageBytes);
+  EXPECT_EQ(format::header_bytes(479 * kSumBlockBytes + kPageBytes), 2 * kPageBytes);
+  // On a state of tiles of 1 Mi elements the headers cost less than 1 %.
+  const format::TileEntry tile{.unit = 0,
+                               .tile = 0,
+                               .folder_index = 0,
+                               .reserved = 0,
+                               .offset = 0,
+                               .param_bytes = 4U << 20U,
+                               .state_bytes = 8U << 20U};
+  EXPECT_LT(static_cast<double>(format::tile_bytes(tile)), 1.01 * (12U << 20U));
+}
+
+TEST(Format, ALayoutPutsTheExtentsOfATileSideBySide) {
+  const StoreContents contents = small_contents();
+  const format::Layout layout = format::make_layout(contents).value();
+  std::uint64_t end = layout.extents_offset;
+  for (const format::TileEntry& tile : layout.tiles) {
+    for (const ExtentKind kind : {ExtentKind::kParam, ExtentKind::kState}) {
+      if (kind == ExtentKind::kState && tile.state_bytes == 0) {
+        continue;
+      }
+      const ExtentPlace place = format::extent_place(tile, kind);
+      EXPECT_EQ(place.offset, end);
+      EXPECT_EQ(place.offset % kPageBytes, 0U);
+      end = place.offset + place.header_bytes + place.payload_bytes;
+    }
+  }
+  EXPECT_EQ(layout.file_bytes, end);
+}
+
+TEST(Format, ALayoutRefusesSizesThatAreNoWholePages) {
+  for (std::uint64_t bytes = 0; bytes <= 3 * kPageBytes + 1; ++bytes) {
+    StoreContents contents;
+    contents.tiles = {{.unit = 0, .tile = 0, .param_bytes = bytes, .state_bytes = 0}};
+    EXPECT_EQ(format::make_layout(contents).has_value(), bytes > 0 && bytes % kPageBytes == 0);
+    contents.tiles = {{.unit = 0, .tile = 0, .param_bytes = kPageBytes, .state_bytes = bytes}};
+    EXPECT_EQ(format::make_layout(contents).has_value(), bytes % kPageBytes == 0);
+  }
+  StoreContents contents;
+  contents.tiles = {{.unit = 0, .tile = 7, .param_bytes = kPageBytes + 1, .state_bytes = 0}};
+  const Error error = format::make_layout(contents).error();
+  EXPECT_EQ(error.code, ExitCode::kUsage);
+  expect_contains(error.why, "tile 7 of unit 0 has 4097 bytes");
+}
+
+TEST(Format, ALayoutRefusesDisorderAndWhatNoFileHolds) {
+  StoreContents contents = small_contents();
+  std::swap(contents.tiles[0], contents.tiles[1]);
+  EXPECT_FALSE(format::make_layout(contents).has_value());
+  contents = small_contents();
+  contents.tiles[1] = contents.tiles[0];
+  EXPECT_FALSE(format::make_layout(contents).has_value());
+  contents = small_contents();
+  contents.tiles[0].state_bytes = std::uint64_t{1} << 63U;
+  EXPECT_FALSE(format::make_layout(contents).has_value());
+  contents = small_contents();
+  contents.layout_tag = std::string(format::kLayoutTagBytes + 1, 'x');
+  EXPECT_FALSE(format::make_layout(contents).has_value());
+  contents = small_contents();
+  contents.run_dir = std::string(format::kRunDirBytesMax + 1, 'x');
+  EXPECT_FALSE(format::make_layout(contents).has_value());
+}
+
+TEST(Format, ATileTableThatOverlapsOrLeavesTheFileIsRefused) {
+  const format::Layout layout = format::make_layout(small_contents()).value();
+  const auto parse = [](std::vector<format::TileEntry> tiles) {
+    const std::vector<std::byte> bytes = format::encode_tile_table(tiles);
+    format::Superblock block = valid_superblock();
+    block.tile_count = tiles.size();
+    block.tile_table.bytes = bytes.size();
+    block.tile_table.xxh3 = hash_bytes(bytes);
+    return format::parse_tile_table(block, bytes, "data").has_value();
+  };
+  EXPECT_TRUE(parse(layout.tiles));
+  EXPECT_TRUE(parse({}));
+  const auto with = [&](std::size_t index, auto change) {
+    std::vector<format::TileEntry> tiles = layout.tiles;
+    change(tiles[index]);
+    return parse(std::move(tiles));
+  };
+  using Tile = format::TileEntry;
+  EXPECT_FALSE(with(1, [](Tile& tile) { tile.offset -= kPageBytes; }));
+  EXPECT_FALSE(with(1, [](Tile& tile) { tile.offset += 1; }));
+  EXPECT_FALSE(with(0, [](Tile& tile) { tile.offset = 0; }));
+  EXPECT_FALSE(with(3, [](Tile& tile) { tile.state_bytes += kPageBytes; }));
+  EXPECT_FALSE(with(3, [](Tile& tile) { tile.param_bytes = ~std::uint64_t{4095}; }));
+  EXPECT_FALSE(with(3, [](Tile& tile) { tile.param_bytes = 0; }));
+  EXPECT_FALSE(with(3, [](Tile& tile) { tile.folder_index = 1; }));
+  EXPECT_FALSE(with(2, [](Tile& tile) { tile.unit = 0; }));
+}
+
+TEST(Format, ACommitRecordReadsBackAndNoFlippedBitPasses) {
+  format::Superblock block = valid_superblock();
+  format::Map map{.generation = block.generation,
+                  .step = 12,
+                  .update_count = 11,
+                  .entries = std::vector<format::MapEntry>(block.tile_count, {0, 0, 12, 12}),
+                  .run_state = R"({"seed":1})"};
+  std::vector<std::byte> bytes = format::encode_map(block.store_id, map);
+  block.map = {format::kMapOffset, bytes.size(), hash_bytes(bytes)};
+  const Result<format::Map> read = format::parse_map(block, bytes, "data");
+  ASSERT_TRUE(read.has_value());
+  EXPECT_EQ(read->step, 12);
+  EXPECT_EQ(read->update_count, 11);
+  EXPECT_EQ(read->run_state, map.run_state);
+  ASSERT_EQ(read->entries.size(), block.tile_count);
+  EXPECT_EQ(read->entries[3].state_step, 12);
+  for (std::size_t bit = 0; bit < bytes.size() * 8; ++bit) {
+    const auto mask = static_cast<std::byte>(1U << (bit % 8));
+    bytes[bit / 8] ^= mask;
+    ASSERT_FALSE(format::parse_map(block, bytes, "data").has_value()) << "bit " << bit;
+    bytes[bit / 8] ^= mask;
+  }
+  for (std::size_t length = 0; length < bytes.size(); ++length) {
+    const std::span<const std::byte> part = std::span(bytes).first(length);
+    block.map.xxh3 = hash_bytes(part);
+    ASSERT_FALSE(format::parse_map(block, part, "data").has_value()) << "length " << length;
+  }
+  block.map.xxh3 = hash_bytes(bytes);
+  block.generation += 1;
+  EXPECT_FALSE(format::parse_map(block, bytes, "data").has_value());
+}
+
+}  // namespace
+}  // namespace headrace::tiers::nvme
