@@ -234,6 +234,16 @@ void set_costs(const Architecture& a, const BatchShape& batch, plan::ModelSpec& 
 
 }  // namespace
 
+std::vector<plan::UnitSpec> name_units(const Architecture& architecture) {
+  std::vector<plan::UnitSpec> units;
+  units.push_back(embedding_unit(architecture));
+  for (std::int64_t layer = 0; layer < architecture.layers; ++layer) {
+    units.push_back(block_unit(architecture, layer));
+  }
+  units.push_back(head_unit(architecture));
+  return units;
+}
+
 // A power of two, so that it divides, or is divided by, the rows between two multiples of
 // kBlockElements; or all rows at once where they fit.
 std::int64_t rows_per_chunk(const Architecture& architecture, const BatchShape& batch) {
@@ -257,11 +267,7 @@ Result<plan::ModelSpec> make_model_spec(const Architecture& architecture,
   spec.micro_batch = batch.micro_batch;
   spec.seq_len = batch.seq_len;
   spec.accumulate = batch.accumulate;
-  spec.units.push_back(embedding_unit(architecture));
-  for (std::int64_t layer = 0; layer < architecture.layers; ++layer) {
-    spec.units.push_back(block_unit(architecture, layer));
-  }
-  spec.units.push_back(head_unit(architecture));
+  spec.units = name_units(architecture);
 
   Groups groups(optim);
   for (plan::UnitSpec& unit : spec.units) {

@@ -9,6 +9,7 @@
 #pragma once
 
 #include <cstdint>
+#include <vector>
 
 #include "core/error.hpp"
 #include "core/run_config.hpp"
@@ -35,6 +36,10 @@ inline constexpr std::int64_t kRowPieceBytes = std::int64_t{16} << 20;
 [[nodiscard]] Result<plan::ModelSpec> make_model_spec(const Architecture& architecture,
                                                       const BatchShape& batch,
                                                       const OptimSection& optim);
+
+// The units with their tensors' names and shapes in the model's order, not laid out: what a model
+// file must hold.
+[[nodiscard]] std::vector<plan::UnitSpec> name_units(const Architecture& architecture);
 
 // Rows of the vocabulary matrix whose logits exist at a time: a constant of the run.
 [[nodiscard]] std::int64_t rows_per_chunk(const Architecture& architecture,

@@ -1,0 +1,170 @@
+// Presets, [model] arch and its defaults, contradictions; the byte tokenizer.
+#include "model/architecture.hpp"
+
+#include <gtest/gtest.h>
+
+#include "model/test_support.hpp"
+#include "model/tokenizer.hpp"
+
+namespace headrace::model {
+namespace {
+
+TEST(Architecture, EveryPresetIsValid) {
+  for (const std::string& name : preset_names()) {
+    ModelSection section;
+    section.preset = name;
+    const Result<Architecture> architecture = architecture_from_section(section, std::nullopt);
+    EXPECT_TRUE(architecture) << name;
+  }
+}
+
+TEST(Architecture, WhatArchLeavesOutTakesTheFamilysUsualValue) {
+  ModelSection section;
+  section.arch = "gpt2";
+  section.layers = 2;
+  section.hidden = 96;
+  section.heads = 3;
+  const Result<Architecture> gpt2 = architecture_from_section(section, 256);
+  ASSERT_TRUE(gpt2) << text_of(gpt2.error());
+  EXPECT_EQ(gpt2->ffn, 384);
+  EXPECT_EQ(gpt2->vocab, 256);
+  EXPECT_EQ(gpt2->max_seq_len, 1024);
+  EXPECT_EQ(gpt2->head_dim, 32);
+  EXPECT_TRUE(gpt2->tied);
+  section.arch = "llama";
+  section.vocab = 1000;
+  const Result<Architecture> llama = architecture_from_section(section, 256);
+  ASSERT_TRUE(llama);
+  EXPECT_EQ(llama->ffn, 256);  // 8/3 * 96, rounded up to 256
+  EXPECT_EQ(llama->vocab, 1000);
+  EXPECT_EQ(llama->kv_heads, 3);
+  EXPECT_FALSE(llama->tied);
+  EXPECT_EQ(llama->rope_theta, 10000.0);
+}
+
+TEST(Architecture, APresetTakesVocabAndLengthButNoOtherShape) {
+  ModelSection section;
+  section.preset = "gpt2-124m";
+  section.vocab = 256;
+  section.max_seq_len = 64;
+  const Result<Architecture> small = architecture_from_section(section, std::nullopt);
+  ASSERT_TRUE(small);
+  EXPECT_EQ(small->vocab, 256);
+  EXPECT_EQ(small->max_seq_len, 64);
+  section.layers = 3;
+  section.ffn = 17;
+  const Result<Architecture> refused = architecture_from_section(section, std::nullopt);
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ExitCode::kUsage);
+  EXPECT_NE(text_of(refused.error()).find("model.layers"), std::string::npos);
+  EXPECT_NE(text_of(refused.error()).find("model.ffn"), std::string::npos);
+}
+
+struct Refused {
+  const char* name;
+  ModelSection section;
+  std::vector<const char*> says;
+};
+
+std::vector<Refused> refused_sections() {
+  const auto llama = [] {
+    ModelSection section;
+    section.arch = "llama";
+    section.layers = 1;
+    section.hidden = 64;
+    section.heads = 4;
+    section.vocab = 10;
+    return section;
+  };
+  std::vector<Refused> cases;
+  const auto add = [&](const char* name, const ModelSection& section, std::vector<const char*> says) {
+    cases.push_back({name, section, std::move(says)});
+  };
+  ModelSection section;
+  add("Nothing", section, {"model.preset"});
+  section.preset = "gpt3";
+  add("UnknownPreset", section, {"'gpt3'", "gpt2-124m"});
+  section.preset = "llama-3.1-8b";
+  add("ScaledRope", section, {"rope_type llama3"});
+  section = {};
+  section.arch = "bert";
+  add("UnknownArch", section, {"'bert'"});
+  section.arch = "gpt2";
+  add("NothingButArch", section, {"model.layers", "model.hidden", "model.heads", "model.vocab"});
+  section = llama();
+  section.kv_heads = 3;
+  add("KvHeads", section, {"kv_heads = 3"});
+  section = llama();
+  section.head_dim = 7;
+  add("OddHeadDim", section, {"head_dim = 7 is odd"});
+  section = llama();
+  section.head_dim = 512;
+  add("WideHead", section, {"head_dim = 512 is above 256"});
+  section = llama();
+  section.layers = 0;
+  section.ffn = -1;
+  add("BadSizes", section, {"layers = 0", "ffn = -1"});
+  section = llama();
+  section.hidden = std::int64_t{1} << 60;
+  add("HugeSize", section, {"hidden = 1152921504606846976"});
+  section = llama();
+  section.norm_eps = 0.0;
+  add("ZeroEps", section, {"norm_eps"});
+  section = llama();
+  section.arch = "gpt2";
+  section.hidden = 65;
+  section.kv_heads = 2;
+  add("Gpt2OfLlamasKeys", section, {"model.kv_heads"});
+  section = llama();
+  section.arch = "gpt2";
+  section.hidden = 65;
+  add("HeadsDoNotDivide", section, {"hidden = 65 is not a multiple of heads = 4"});
+  section = llama();
+  section.ignore = {"x"};
+  add("IgnoreWithoutFile", section, {"model.ignore"});
+  return cases;
+}
+
+TEST(Architecture, ContradictionsAreUsageErrorsThatNameTheKeyAllAtOnce) {
+  for (const Refused& refused : refused_sections()) {
+    const Result<Architecture> result = architecture_from_section(refused.section, std::nullopt);
+    ASSERT_FALSE(result) << refused.name;
+    EXPECT_EQ(result.error().code, ExitCode::kUsage) << refused.name;
+    for (const char* text : refused.says) {
+      EXPECT_NE(text_of(result.error()).find(text), std::string::npos)
+          << refused.name << ": " << text_of(result.error());
+    }
+  }
+}
+
+TEST(Tokenizer, DecodingWhatWasEncodedGivesEveryByteBack) {
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = make_tokenizer("bytes");
+  ASSERT_TRUE(tokenizer);
+  std::string text;
+  for (int byte = 0; byte < 256; ++byte) {
+    text += static_cast<char>(byte);
+  }
+  std::vector<std::int32_t> tokens;
+  (*tokenizer)->encode(text, tokens);
+  ASSERT_EQ(tokens.size(), 256U);
+  EXPECT_EQ(tokens[200], 200);
+  EXPECT_EQ((*tokenizer)->vocab(), 256);
+  std::string back;
+  ASSERT_TRUE((*tokenizer)->decode(tokens, back));
+  EXPECT_EQ(back, text);
+}
+
+TEST(Tokenizer, ATokenThatIsNoByteAndAnUnknownNameAreErrors) {
+  const Result<std::unique_ptr<Tokenizer>> tokenizer = make_tokenizer("bytes");
+  ASSERT_TRUE(tokenizer);
+  std::string text;
+  for (const std::int32_t token : {-1, 256}) {
+    EXPECT_FALSE((*tokenizer)->decode(std::span(&token, 1), text));
+  }
+  const Result<std::unique_ptr<Tokenizer>> unknown = make_tokenizer("tokenizer.json");
+  ASSERT_FALSE(unknown);
+  EXPECT_EQ(unknown.error().code, ExitCode::kUsage);
+}
+
+}  // namespace
+}  // namespace headrace::model

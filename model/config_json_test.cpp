@@ -1,0 +1,204 @@
+// config.json: the three lists of fields, the families' defaults, what is refused, and back.
+#include "model/config_json.hpp"
+
+#include <gtest/gtest.h>
+
+#include "model/test_support.hpp"
+
+namespace headrace::model {
+namespace {
+
+constexpr const char* kGpt2 = R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
+  "vocab_size": 50257, "n_positions": 64, "n_ctx": 64, "n_embd": 48, "n_layer": 3, "n_head": 4,
+  "activation_function": "gelu_new", "summary_type": "cls_index", "resid_pdrop": 0.1,
+  "bos_token_id": 50256, "eos_token_id": 50256, "layer_norm_epsilon": 1e-05})";
+
+constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
+  "vocab_size": 256, "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 3,
+  "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 12, "hidden_act": "silu",
+  "max_position_embeddings": 64, "rms_norm_eps": 1e-05, "tie_word_embeddings": true,
+  "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}, "eos_token_id": [1, 2],
+  "attention_bias": true, "pretraining_tp": 1, "use_cache": true})";
+
+// `text` with one more field, which wins over an earlier one only in that it must not be there twice.
+std::string with(const std::string& text, const std::string& field) {
+  return text.substr(0, text.rfind('}')) + ", " + field + "}";
+}
+
+Result<ParsedConfigJson> parse(const std::string& text, std::vector<std::string> ignore = {}) {
+  return parse_config_json(text, {.path = "dir/config.json", .ignore = std::move(ignore)});
+}
+
+TEST(ConfigJson, Gpt2IsReadWithItsDefaults) {
+  const Result<ParsedConfigJson> parsed = parse(kGpt2);
+  ASSERT_TRUE(parsed) << text_of(parsed.error());
+  const Architecture& a = parsed->architecture;
+  EXPECT_EQ(a.family, Family::kGpt2);
+  EXPECT_EQ(a.layers, 3);
+  EXPECT_EQ(a.hidden, 48);
+  EXPECT_EQ(a.heads, 4);
+  EXPECT_EQ(a.head_dim, 12);
+  EXPECT_EQ(a.ffn, 192);  // n_inner is absent
+  EXPECT_EQ(a.vocab, 50257);
+  EXPECT_EQ(a.max_seq_len, 64);
+  EXPECT_TRUE(a.tied);  // absent
+  EXPECT_EQ(a.eos_tokens, std::vector<std::int64_t>{50256});
+  ASSERT_EQ(parsed->notes.size(), 2U);
+  EXPECT_NE(parsed->notes[0].find("resid_pdrop = 0.1 is trained as 0"), std::string::npos);
+  EXPECT_NE(parsed->notes[1].find("n_ctx, summary_type"), std::string::npos);
+}
+
+TEST(ConfigJson, LlamaIsReadInBothFormsOfItsRotaryFields) {
+  const Result<ParsedConfigJson> parsed = parse(kLlama);
+  ASSERT_TRUE(parsed) << text_of(parsed.error());
+  const Architecture& a = parsed->architecture;
+  EXPECT_EQ(a.family, Family::kLlama);
+  EXPECT_EQ(a.kv_heads, 2);
+  EXPECT_EQ(a.head_dim, 12);
+  EXPECT_EQ(a.rope_theta, 500.0);
+  EXPECT_TRUE(a.tied);
+  EXPECT_TRUE(a.attention_bias);
+  EXPECT_FALSE(a.mlp_bias);
+  EXPECT_EQ(a.eos_tokens, (std::vector<std::int64_t>{1, 2}));
+  const Result<ParsedConfigJson> older = parse(R"({"model_type": "llama", "vocab_size": 256,
+    "hidden_size": 48, "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "rope_theta": 500.0, "rope_scaling": null, "torch_dtype": "bfloat16"})");
+  ASSERT_TRUE(older) << text_of(older.error());
+  EXPECT_EQ(older->architecture.rope_theta, 500.0);
+  EXPECT_EQ(older->architecture.kv_heads, 4);
+  EXPECT_EQ(older->architecture.max_seq_len, 2048);
+  EXPECT_EQ(older->architecture.norm_eps, 1e-6);
+  EXPECT_FALSE(older->architecture.tied);
+}
+
+struct Case {
+  const char* base;
+  const char* field;  // as text of JSON
+  const char* name;   // what model.ignore calls it
+  bool may_be_ignored;
+};
+
+TEST(ConfigJson, FieldsThatChangeTheNumbersAreErrorsUnlessNeutralOrIgnored) {
+  const Case cases[] = {
+      {kGpt2, R"("scale_attn_weights": false)", "scale_attn_weights", true},
+      {kGpt2, R"("scale_attn_by_inverse_layer_idx": true)", "scale_attn_by_inverse_layer_idx", true},
+      {kGpt2, R"("reorder_and_upcast_attn": true)", "reorder_and_upcast_attn", true},
+      {kGpt2, R"("add_cross_attention": true)", "add_cross_attention", true},
+      {kGpt2, R"("quantization_config": {"bits": 4})", "quantization_config", true},
+      {kGpt2, R"("pruned_heads": {"0": [1]})", "pruned_heads", true},
+      {kGpt2, R"("sliding_window": null)", "sliding_window", true},  // unknown to GPT-2
+      {kGpt2, R"("never_heard_of": 1)", "never_heard_of", true},
+      {kLlama, R"("sliding_window": 4096)", "sliding_window", true},
+      {kLlama, R"("partial_rotary_factor": 0.5)", "partial_rotary_factor", true},
+      {kLlama, R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0})", "rope_scaling", true},
+      {kLlama, R"("rope_scaling": {"type": "linear", "factor": 2.0})", "rope_scaling", true},
+      {kLlama, R"("layer_types": ["full_attention", "sliding_attention"])", "layer_types", true},
+      {kLlama, R"("n_embd": 5)", "n_embd", true},  // GPT-2's
+      {kLlama, R"("headrace": {"from_the_future": 1})", "headrace", false},
+      {kLlama, R"("mlp_bias": "yes")", "mlp_bias", false},
+      {kLlama, R"("bos_token_id": "x")", "bos_token_id", false},
+  };
+  for (const Case& entry : cases) {
+    const std::string text = with(entry.base, entry.field);
+    const Result<ParsedConfigJson> refused = parse(text);
+    ASSERT_FALSE(refused) << entry.field;
+    EXPECT_EQ(refused.error().code, ExitCode::kUsage);
+    EXPECT_NE(text_of(refused.error()).find(entry.name), std::string::npos)
+        << text_of(refused.error());
+    const Result<ParsedConfigJson> ignored = parse(text, {entry.name});
+    EXPECT_EQ(static_cast<bool>(ignored), entry.may_be_ignored) << entry.field;
+  }
+}
+
+TEST(ConfigJson, NeutralValuesPass) {
+  for (const char* field :
+       {R"("sliding_window": null)",
+        R"("rope_scaling": {"rope_type": "default", "rope_theta": 500.0})",
+        R"("layer_types": ["full_attention", "full_attention"])",
+        R"("partial_rotary_factor": 1.0)",
+        R"("rope_interleaved": false)",
+        R"("attention_dropout": 0.0)",
+        R"("quantization_config": null)",
+        R"("headrace": {"tokenizer": "bytes"})",
+        R"("mlp_bias": null)"}) {
+    const Result<ParsedConfigJson> parsed = parse(with(kLlama, field));
+    EXPECT_TRUE(parsed) << field << text_of(parsed.error());
+  }
+}
+
+TEST(ConfigJson, ScaledRotaryParametersAreRefusedAndIgnoringThemKeepsTheta) {
+  std::string text = kLlama;
+  const std::string from = R"("rope_type": "default")";
+  text.replace(text.find(from), from.size(), R"("rope_type": "llama3", "factor": 8.0)");
+  const Result<ParsedConfigJson> refused = parse(text);
+  ASSERT_FALSE(refused);
+  EXPECT_NE(text_of(refused.error()).find("rope_parameters.rope_type"), std::string::npos);
+  EXPECT_NE(text_of(refused.error()).find("rope_parameters.factor"), std::string::npos);
+  const Result<ParsedConfigJson> ignored = parse(text, {"rope_parameters"});
+  ASSERT_TRUE(ignored) << text_of(ignored.error());
+  EXPECT_EQ(ignored->architecture.rope_theta, 500.0);
+}
+
+TEST(ConfigJson, AllProblemsAreReportedAtOnce) {
+  const Result<ParsedConfigJson> parsed =
+      parse(R"({"architectures": ["LlamaForCausalLM"], "hidden_size": "wide", "hidden_act": "gelu",
+                "odd_field": 1, "sliding_window": 7})");
+  ASSERT_FALSE(parsed);
+  const std::string text = text_of(parsed.error());
+  for (const char* name : {"hidden_size", "hidden_act", "odd_field", "sliding_window", "vocab_size",
+                           "num_hidden_layers", "num_attention_heads", "intermediate_size"}) {
+    EXPECT_NE(text.find(name), std::string::npos) << name << "\n" << text;
+  }
+}
+
+TEST(ConfigJson, OtherArchitecturesAreRefusedByName) {
+  for (const char* text : {R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"})",
+                           R"({"architectures": ["MistralForCausalLM"], "model_type": "mistral"})",
+                           R"({"model_type": "qwen2"})",
+                           R"({"architectures": ["A", "B"]})",
+                           R"({"architectures": "GPT2LMHeadModel"})",
+                           R"({})"}) {
+    const Result<ParsedConfigJson> parsed = parse(text, {});
+    ASSERT_FALSE(parsed) << text;
+    EXPECT_EQ(parsed.error().code, ExitCode::kUsage);
+  }
+  const Result<ParsedConfigJson> qwen = parse(R"({"architectures": ["Qwen2ForCausalLM"]})");
+  EXPECT_NE(text_of(qwen.error()).find("Qwen2ForCausalLM"), std::string::npos);
+  std::string other_head = kGpt2;
+  other_head.replace(other_head.find("GPT2LMHeadModel"), 15, "GPT2DoubleHeads");
+  EXPECT_FALSE(parse(other_head));
+  EXPECT_TRUE(parse(other_head, {"architectures"}));
+}
+
+TEST(ConfigJson, UsedFieldsCannotBeIgnoredAndUnknownIgnoresAreNoted) {
+  EXPECT_FALSE(parse(kGpt2, {"n_embd"}));
+  const Result<ParsedConfigJson> parsed = parse(kGpt2, {"no_such_field"});
+  ASSERT_TRUE(parsed);
+  EXPECT_NE(parsed->notes.back().find("no_such_field"), std::string::npos);
+}
+
+TEST(ConfigJson, TextThatIsNoJsonObjectIsCorrupt) {
+  for (const char* text : {"", "{", "[]", "7", R"({"a": 1, "a": 2})"}) {
+    const Result<ParsedConfigJson> parsed = parse(text);
+    ASSERT_FALSE(parsed) << text;
+    EXPECT_EQ(parsed.error().code, ExitCode::kCorrupt) << text;
+  }
+}
+
+TEST(ConfigJson, WhatIsWrittenReadsBackEqual) {
+  for (const char* text : {kGpt2, kLlama}) {
+    Architecture architecture = parse(text)->architecture;
+    architecture.ffn += 5;
+    architecture.norm_eps = 1.0 / 3.0;
+    architecture.tokenizer = "bytes";
+    architecture.tied = !architecture.tied;
+    const std::string written = config_to_json(architecture, Dtype::kBf16).dump(2);
+    const Result<ParsedConfigJson> again = parse(written);
+    ASSERT_TRUE(again) << text_of(again.error());
+    EXPECT_EQ(again->architecture, architecture) << written;
+    EXPECT_NE(written.find("bfloat16"), std::string::npos);
+  }
+}
+
+}  // namespace
+}  // namespace headrace::model

@@ -1,0 +1,234 @@
+// Opening and writing Hugging Face directories (huggingface.hpp).
+#include "model/huggingface.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <set>
+#include <string_view>
+#include <utility>
+
+#include "core/assert.hpp"
+#include "core/files.hpp"
+#include "model/config_json.hpp"
+#include "model/problems.hpp"
+#include "model/spec.hpp"
+
+namespace headrace::model {
+
+namespace {
+
+constexpr std::uint64_t kConfigBytesMax = std::uint64_t{16} << 20;
+constexpr std::string_view kHeadName = "lm_head.weight";
+constexpr std::size_t kCompareElements = std::size_t{1} << 16;
+
+// Buffers that older files carry: causal masks, and angles that follow from rope_theta.
+bool is_known_buffer(std::string_view name) {
+  return name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") ||
+         name.ends_with(".rotary_emb.inv_freq");
+}
+
+// "transformer.wte.weight" -> "wte.weight": files saved from the bare model have no prefix.
+std::string_view without_prefix(std::string_view name) {
+  for (const std::string_view prefix : {"transformer.", "model."}) {
+    if (name.starts_with(prefix)) {
+      return name.substr(prefix.size());
+    }
+  }
+  return name;
+}
+
+std::string shape_text(const std::vector<std::int64_t>& shape) {
+  return fmt::format("[{}]", fmt::join(shape, ", "));
+}
+
+// What a directory without model.safetensors holds instead.
+Error no_weights(const std::string& dir) {
+  Error error = operating_error(fmt::format("'{}': it has no model.safetensors", dir));
+  if (path_exists(dir + "/model.safetensors.index.json")) {
+    return std::move(error)
+        .with_why("its weights are sharded, which this version does not read")
+        .with_hint("load it with transformers and save it with max_shard_size = \"1TB\"");
+  }
+  if (path_exists(dir + "/pytorch_model.bin") ||
+      path_exists(dir + "/pytorch_model.bin.index.json")) {
+    return std::move(error)
+        .with_why("its weights are Python pickles, which can run code")
+        .with_hint("load it with transformers and save it as safetensors");
+  }
+  return std::move(error).with_hint("give a Hugging Face model directory");
+}
+
+// Every tensor of a model, in its order.
+std::vector<plan::TensorSpec> all_tensors(const Architecture& architecture) {
+  std::vector<plan::TensorSpec> tensors;
+  for (plan::UnitSpec& unit : name_units(architecture)) {
+    for (plan::TensorSpec& tensor : unit.tensors) {
+      tensors.push_back(std::move(tensor));
+    }
+  }
+  return tensors;
+}
+
+}  // namespace
+
+Status HuggingFaceModel::match_tensors() {
+  Problems problems;
+  std::set<std::string, std::less<>> claimed;
+  const auto complain = [&](std::string_view name, const std::string& text) {
+    problems.add(usage_error(fmt::format("'{}': tensor '{}' {}", file_.path(), name, text)));
+  };
+  for (const plan::TensorSpec& wanted : all_tensors(architecture_)) {
+    const SafetensorsTensor* found = file_.find(wanted.name);
+    if (found == nullptr) {
+      found = file_.find(std::string(without_prefix(wanted.name)));
+    }
+    if (found == nullptr) {
+      complain(wanted.name, "is missing");
+      continue;
+    }
+    claimed.insert(found->name);
+    if (found->shape != wanted.shape) {
+      complain(found->name,
+               fmt::format("has shape {}; config.json makes it {}",
+                           shape_text(found->shape),
+                           shape_text(wanted.shape)));
+    } else if (!found->float_dtype()) {
+      complain(found->name, fmt::format("is {}; F32, F16 and BF16 are read", found->dtype));
+    }
+    stored_names_.emplace(wanted.name, found->name);
+  }
+  for (const SafetensorsTensor& tensor : file_.tensors()) {
+    const bool tied_head = architecture_.tied && tensor.name == kHeadName;
+    if (!claimed.contains(tensor.name) && !tied_head && !is_known_buffer(tensor.name)) {
+      complain(tensor.name, "is not a part of the model that config.json describes");
+    }
+  }
+  return std::move(problems).status();
+}
+
+Status HuggingFaceModel::compare_tied_head() {
+  const SafetensorsTensor* head = file_.find(std::string(kHeadName));
+  if (!architecture_.tied || head == nullptr) {
+    return {};
+  }
+  const std::string table_name = name_units(architecture_).front().tensors.front().name;
+  const SafetensorsTensor* table = file_.find(stored_names_.at(table_name));
+  const auto differ = [&](const std::string& text) {
+    return usage_error(fmt::format("'{}': '{}' {} the token table '{}'",
+                                   file_.path(),
+                                   kHeadName,
+                                   text,
+                                   table->name))
+        .with_why("config.json says tie_word_embeddings, so that they are one matrix")
+        .with_hint("set \"tie_word_embeddings\": false in config.json to train both");
+  };
+  if (head->shape != table->shape || !head->float_dtype()) {
+    return differ("has another shape or type than");
+  }
+  std::vector<float> of_head(kCompareElements);
+  std::vector<float> of_table(kCompareElements);
+  for (std::int64_t begin = 0; begin < head->elements;
+       begin += static_cast<std::int64_t>(kCompareElements)) {
+    const auto count = static_cast<std::size_t>(
+        std::min(static_cast<std::int64_t>(kCompareElements), head->elements - begin));
+    HEADRACE_TRY(file_.read(*head, begin, std::span(of_head).first(count)));
+    HEADRACE_TRY(file_.read(*table, begin, std::span(of_table).first(count)));
+    if (std::memcmp(of_head.data(), of_table.data(), count * sizeof(float)) != 0) {
+      return differ("differs from");
+    }
+  }
+  notes_.push_back(
+      fmt::format("'{}': '{}' equals the token table that it is tied to", file_.path(), kHeadName));
+  return {};
+}
+
+Status HuggingFaceModel::read(const plan::ModelSpec& spec,
+                              int unit,
+                              std::int64_t begin,
+                              std::span<float> out) const {
+  const plan::UnitSpec& layout = spec.units.at(static_cast<std::size_t>(unit));
+  const std::int64_t end = begin + static_cast<std::int64_t>(out.size());
+  HEADRACE_ASSERT(begin >= 0 && end <= layout.elements, "the range is not inside the unit");
+  std::int64_t done = begin;
+  const auto zero_until = [&](std::int64_t to) {
+    std::fill(out.begin() + (done - begin), out.begin() + (to - begin), 0.0F);
+    done = to;
+  };
+  for (const plan::TensorSpec& tensor : layout.tensors) {
+    const std::int64_t from = std::max(begin, tensor.offset);
+    const std::int64_t to = std::min(end, tensor.offset + tensor.elements);
+    if (from >= to) {
+      continue;
+    }
+    zero_until(from);
+    const auto stored = stored_names_.find(tensor.name);
+    HEADRACE_ASSERT(stored != stored_names_.end(), "the spec is of another architecture");
+    HEADRACE_TRY(file_.read(
+        *file_.find(stored->second),
+        from - tensor.offset,
+        out.subspan(static_cast<std::size_t>(from - begin), static_cast<std::size_t>(to - from))));
+    done = to;
+  }
+  zero_until(end);
+  return {};
+}
+
+Result<HuggingFaceModel> open_huggingface(const std::string& dir,
+                                          const std::vector<std::string>& ignore) {
+  if (!is_directory(dir)) {
+    return operating_error(fmt::format("'{}' is not a directory", dir))
+        .with_hint("give a Hugging Face model directory (config.json, model.safetensors)");
+  }
+  const std::string config_path = dir + "/config.json";
+  HEADRACE_ASSIGN(const std::string text, read_file(config_path, kConfigBytesMax));
+  HEADRACE_ASSIGN(ParsedConfigJson config,
+                  parse_config_json(text, {.path = config_path, .ignore = ignore}));
+  const std::string weights_path = dir + "/model.safetensors";
+  if (!path_exists(weights_path)) {
+    return no_weights(dir);
+  }
+  HEADRACE_ASSIGN(SafetensorsFile file, SafetensorsFile::open(weights_path));
+  HuggingFaceModel model(std::move(config.architecture), std::move(file));
+  model.notes_ = std::move(config.notes);
+  HEADRACE_TRY(model.match_tensors());
+  HEADRACE_TRY(model.compare_tied_head());
+  return model;
+}
+
+Status export_huggingface(const Architecture& architecture,
+                          const plan::ModelSpec& spec,
+                          const HuggingFaceExport& request) {
+  HEADRACE_TRY(make_directory(request.dir, Parents::kMustExist));
+
+  struct Place {
+    int unit;
+    std::int64_t offset;
+  };
+
+  std::vector<Place> places;
+  SafetensorsWrite write;
+  write.path = request.dir + "/model.safetensors";
+  write.buffer = request.buffer;
+  for (std::size_t unit = 0; unit < spec.units.size(); ++unit) {
+    for (const plan::TensorSpec& tensor : spec.units[unit].tensors) {
+      write.entries.push_back({.name = tensor.name, .dtype = request.dtype, .shape = tensor.shape});
+      places.push_back({.unit = static_cast<int>(unit), .offset = tensor.offset});
+    }
+  }
+  write.source = [&](std::size_t index, std::int64_t begin, std::span<float> out) {
+    return request.read(places[index].unit, places[index].offset + begin, out);
+  };
+  HEADRACE_TRY(write_safetensors(write));
+  constexpr int kIndentSpaces = 2;
+  HEADRACE_TRY(
+      write_file_atomically(request.dir + "/generation_config.json",
+                            generation_config_to_json(architecture).dump(kIndentSpaces) + "\n"));
+  return write_file_atomically(
+      request.dir + "/config.json",
+      config_to_json(architecture, request.dtype).dump(kIndentSpaces) + "\n");
+}
+
+}  // namespace headrace::model
