@@ -1,10 +1,8 @@
 // What damages a store or keeps one from being made, done for real: each is found, named, has its
 // exit code, and leaves nothing broken behind.
 #include <gtest/gtest.h>
-#include <sys/resource.h>
 
 #include <array>
-#include <csignal>
 #include <cstdlib>
 #include <filesystem>
 #include <fstream>
@@ -21,6 +19,7 @@ using testing::all_extents;
 using testing::auto_options;
 using testing::expect_contains;
 using testing::expect_holds;
+using testing::FileSizeLimit;
 using testing::flip_bit;
 using testing::make_store;
 using testing::open_store;
@@ -311,30 +310,6 @@ TEST(StoreFaults, WhatDoesNotFitIsRefusedBeforeAnythingIsMade) {
   }
   EXPECT_TRUE(folder.empty());
 }
-
-// A limit of the process on the size of files: fallocate fails for real, after the checks.
-class FileSizeLimit {
- public:
-  explicit FileSizeLimit(std::uint64_t bytes) {
-    previous_handler_ = std::signal(SIGXFSZ, SIG_IGN);
-    ::getrlimit(RLIMIT_FSIZE, &previous_);
-    rlimit limit = previous_;
-    limit.rlim_cur = bytes;
-    ::setrlimit(RLIMIT_FSIZE, &limit);
-  }
-
-  FileSizeLimit(const FileSizeLimit&) = delete;
-  FileSizeLimit& operator=(const FileSizeLimit&) = delete;
-
-  ~FileSizeLimit() {
-    ::setrlimit(RLIMIT_FSIZE, &previous_);
-    std::signal(SIGXFSZ, previous_handler_);
-  }
-
- private:
-  rlimit previous_{};
-  void (*previous_handler_)(int) = nullptr;
-};
 
 TEST(StoreFaults, AnAllocationThatFailsLeavesNothingBehind) {
   const TestFolder folder;
