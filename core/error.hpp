@@ -108,6 +108,7 @@ using Status = Result<void>;
     }                                                            \
   } while (false)
 
+// NOLINTBEGIN(bugprone-macro-parentheses): target may be a declaration.
 // HEADRACE_ASSIGN(auto file, open(path)); assigns the value or returns the error.
 #define HEADRACE_ASSIGN(target, expression) \
   HEADRACE_ASSIGN_INNER(target, expression, HEADRACE_CONCAT(headrace_result_, __LINE__))
@@ -117,3 +118,4 @@ using Status = Result<void>;
     return std::move(name).error();                     \
   }                                                     \
   target = std::move(*name)
+// NOLINTEND(bugprone-macro-parentheses)

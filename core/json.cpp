@@ -202,6 +202,24 @@ Result<T> require(const Json* found,
 
 }  // namespace
 
+Json::Json() = default;
+
+Json::Json(double value) : value_(value) {}
+
+Json::Json(std::string value) : value_(std::move(value)) {}
+
+Json::Json(std::string_view value) : value_(std::string(value)) {}
+
+Json::Json(const char* value) : value_(std::string(value)) {}
+
+Json::Json(Array value) : value_(std::move(value)) {}
+
+Json::Json(Object value) : value_(std::move(value)) {}
+
+Json Json::array() {
+  return Array();
+}
+
 Json Json::object() {
   return Json(Object());
 }

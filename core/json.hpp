@@ -28,38 +28,26 @@ class Json {
   using Array = std::vector<Json>;
   using Object = std::vector<Member>;
 
-  Json() = default;  // null
+  Json();  // null
 
   // Implicit, so that values can be written where a Json is due.
   // NOLINTBEGIN(google-explicit-constructor,hicpp-explicit-conversions)
-  Json(std::nullptr_t) {}
-
-  Json(std::same_as<bool> auto value) : value_(value) {}
-
-  Json(std::signed_integral auto value) : value_(static_cast<std::int64_t>(value)) {}
-
+  Json(std::nullptr_t);
+  Json(std::same_as<bool> auto value);
+  Json(std::signed_integral auto value);
   template <std::unsigned_integral T>
-
-  requires(!std::same_as<T, bool>) Json(T value) : value_(static_cast<std::uint64_t>(value)) {}
-
-  Json(double value) : value_(value) {}
-
-  Json(std::string value) : value_(std::move(value)) {}
-
-  Json(std::string_view value) : value_(std::string(value)) {}
-
-  Json(const char* value) : value_(std::string(value)) {}
-
-  Json(Array value) : value_(std::move(value)) {}
-
-  Json(Object value) : value_(std::move(value)) {}
-
+  requires(!std::same_as<T, bool>) Json(T value);
+  Json(double value);
+  Json(std::string value);
+  Json(std::string_view value);
+  Json(const char* value);
+  Json(Array value);
+  Json(Object value);
   template <class T>
-  Json(const std::optional<T>& value) : Json(value ? Json(*value) : Json()) {}
-
+  Json(const std::optional<T>& value);
   // NOLINTEND(google-explicit-constructor,hicpp-explicit-conversions)
 
-  [[nodiscard]] static Json array() { return Json(Array()); }
+  [[nodiscard]] static Json array();
 
   [[nodiscard]] static Json object();
 
@@ -117,6 +105,21 @@ struct Json::Member {
 
   friend bool operator==(const Member& a, const Member& b) = default;
 };
+
+// Here, where Member is complete.
+inline Json::Json(std::nullptr_t) {}
+
+inline Json::Json(std::same_as<bool> auto value) : value_(value) {}
+
+inline Json::Json(std::signed_integral auto value) : value_(static_cast<std::int64_t>(value)) {}
+
+template <std::unsigned_integral T>
+
+requires(!std::same_as<T, bool>) inline Json::Json(T value)
+    : value_(static_cast<std::uint64_t>(value)) {}
+
+template <class T>
+inline Json::Json(const std::optional<T>& value) : Json(value ? Json(*value) : Json()) {}
 
 struct JsonLimits {
   std::size_t bytes_max = std::size_t{256} << 20U;

@@ -15,7 +15,7 @@ namespace headrace {
 
 namespace {
 
-__extension__ using uint128 = unsigned __int128;
+__extension__ using Uint128 = unsigned __int128;
 
 struct Unit {
   std::string_view name;
@@ -159,7 +159,7 @@ Result<Parsed> parse_quantity(const Kind& kind, std::string_view text, std::stri
 }
 
 double value_of(const Parsed& parsed) {
-  const uint128 product = static_cast<uint128>(parsed.decimal.digits) * parsed.scale;
+  const Uint128 product = static_cast<Uint128>(parsed.decimal.digits) * parsed.scale;
   return static_cast<double>(product) / static_cast<double>(parsed.decimal.ten_power);
 }
 
@@ -191,11 +191,11 @@ template <class Parse>
 std::string exact_text(double value, std::string_view suffix, Parse parse) {
   constexpr std::array kNames = {"PB", "TB", "GB", "MB", "KB"};
   for (const std::string_view name : kNames) {
-    const double scale = static_cast<double>(find_unit(kByteUnits, name)->scale);
+    const auto scale = static_cast<double>(find_unit(kByteUnits, name)->scale);
     if (value < scale) {
       continue;
     }
-    const std::string text = fmt::format("{}{}{}", value / scale, name, suffix);
+    std::string text = fmt::format("{}{}{}", value / scale, name, suffix);
     const auto back = parse(text);
     if (back && *back == value) {
       return text;
@@ -208,8 +208,8 @@ std::string exact_text(double value, std::string_view suffix, Parse parse) {
 
 Result<std::uint64_t> parse_bytes(std::string_view text) {
   HEADRACE_ASSIGN(const Parsed parsed, parse_quantity(kSize, text, ""));
-  const uint128 product = static_cast<uint128>(parsed.decimal.digits) * parsed.scale;
-  const uint128 bytes = (product + parsed.decimal.ten_power / 2) / parsed.decimal.ten_power;
+  const Uint128 product = static_cast<Uint128>(parsed.decimal.digits) * parsed.scale;
+  const Uint128 bytes = (product + parsed.decimal.ten_power / 2) / parsed.decimal.ten_power;
   if (bytes > std::numeric_limits<std::uint64_t>::max()) {
     return quantity_error(kSize, text, "it is larger than 2^64 - 1 bytes");
   }
