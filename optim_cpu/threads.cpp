@@ -1,86 +1,23 @@
-// oneTBB behind Threads.
-//
-// An arena keeps the floating-point settings of the thread that initialised it and gives them to
-// everyone who works in it, the caller of execute() included, undoing what a thread set for itself.
-// So flush-to-zero is set while the arena is initialised, and nowhere else.
+// Threads over an Arena: arguments, errors, and the order between the caller and its workers.
 
 #include "optim_cpu/threads.hpp"
 
-#include <oneapi/tbb/blocked_range.h>
-#include <oneapi/tbb/global_control.h>
-#include <oneapi/tbb/info.h>
-#include <oneapi/tbb/parallel_for.h>
-#include <oneapi/tbb/task_arena.h>
-#include <oneapi/tbb/task_scheduler_observer.h>
-#include <pthread.h>
-
 #include <atomic>
-#include <cfenv>
 #include <exception>
-#include <optional>
 #include <string>
 #include <utility>
 
 #include "core/assert.hpp"
 #include "core/float_environment.hpp"
+#include "optim_cpu/arena.hpp"
 
 namespace headrace::optim {
 
-namespace {
-
-class ScopedFlushToZero {
- public:
-  ScopedFlushToZero() {
-    std::fegetenv(&saved_);
-    set_flush_to_zero();
-  }
-
-  ~ScopedFlushToZero() { std::fesetenv(&saved_); }
-
-  ScopedFlushToZero(const ScopedFlushToZero&) = delete;
-  ScopedFlushToZero& operator=(const ScopedFlushToZero&) = delete;
-
- private:
-  std::fenv_t saved_{};
-};
-
-// Names the workers, for debuggers and top.
-class NamingObserver : public tbb::task_scheduler_observer {
- public:
-  explicit NamingObserver(tbb::task_arena& arena) : tbb::task_scheduler_observer(arena) {
-    observe(true);
-  }
-
-  ~NamingObserver() override { observe(false); }
-
-  NamingObserver(const NamingObserver&) = delete;
-  NamingObserver& operator=(const NamingObserver&) = delete;
-
-  void on_scheduler_entry(bool is_worker) override {
-    if (is_worker) {
-      pthread_setname_np(pthread_self(), "hr-optim");
-    }
-  }
-};
-
-}  // namespace
-
 struct Threads::Impl {
-  // oneTBB makes no more workers than the machine has processors unless told so.
-  std::optional<tbb::global_control> more_workers;
-  tbb::task_arena arena;
-  std::optional<NamingObserver> observer;
-  std::atomic<bool> in_use{false};
+  explicit Impl(int count) : arena(count) {}
 
-  explicit Impl(int count) : arena(count, 1) {
-    if (count > tbb::info::default_concurrency()) {
-      more_workers.emplace(tbb::global_control::max_allowed_parallelism,
-                           static_cast<std::size_t>(count));
-    }
-    const ScopedFlushToZero captured_by_the_arena;
-    arena.initialize();
-    observer.emplace(arena);
-  }
+  Arena arena;
+  std::atomic<bool> in_use{false};
 };
 
 Result<std::unique_ptr<Threads>> Threads::create(int count) {
@@ -104,16 +41,29 @@ Threads::~Threads() = default;
 
 void Threads::run(std::int64_t count, RangeBody body) {
   HEADRACE_ASSERT(!impl_->in_use.exchange(true), "one caller at a time");
-  std::atomic<std::int64_t> done{0};
-  impl_->arena.execute([&] {
-    tbb::parallel_for(tbb::blocked_range<std::int64_t>(0, count),
-                      [&done, body](const tbb::blocked_range<std::int64_t>& range) {
-                        HEADRACE_DASSERT(flush_to_zero_is_set(), "the arena flushes subnormals");
-                        body.call(body.context, range.begin(), range.end());
-                        done.fetch_add(range.end() - range.begin(), std::memory_order_release);
-                      });
-  });
-  HEADRACE_ASSERT(done.load(std::memory_order_acquire) == count, "every index was done once");
+
+  // What the caller wrote before `begun` is seen by the workers, what they wrote before `done` by
+  // the caller: stated here, not left to the library.
+  struct Work {
+    std::atomic<bool> begun{false};
+    std::atomic<std::int64_t> done{0};
+    RangeBody body;
+  } work;
+
+  work.body = body;
+  work.begun.store(true, std::memory_order_release);
+  impl_->arena.for_ranges(
+      count,
+      [](void* context, std::int64_t begin, std::int64_t end) {
+        auto& shared = *static_cast<Work*>(context);
+        HEADRACE_ASSERT(shared.begun.load(std::memory_order_acquire),
+                        "work begins before it is done");
+        HEADRACE_DASSERT(flush_to_zero_is_set(), "the arena flushes subnormals");
+        shared.body.call(shared.body.context, begin, end);
+        shared.done.fetch_add(end - begin, std::memory_order_release);
+      },
+      &work);
+  HEADRACE_ASSERT(work.done.load(std::memory_order_acquire) == count, "every index was done once");
   impl_->in_use.store(false);
 }
 
