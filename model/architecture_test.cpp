@@ -77,9 +77,10 @@ std::vector<Refused> refused_sections() {
     return section;
   };
   std::vector<Refused> cases;
-  const auto add = [&](const char* name, const ModelSection& section, std::vector<const char*> says) {
-    cases.push_back({name, section, std::move(says)});
-  };
+  const auto add =
+      [&](const char* name, const ModelSection& section, std::vector<const char*> says) {
+        cases.push_back({name, section, std::move(says)});
+      };
   ModelSection section;
   add("Nothing", section, {"model.preset"});
   section.preset = "gpt3";

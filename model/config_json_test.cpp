@@ -20,7 +20,8 @@ constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "model
   "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}, "eos_token_id": [1, 2],
   "attention_bias": true, "pretraining_tp": 1, "use_cache": true})";
 
-// `text` with one more field, which wins over an earlier one only in that it must not be there twice.
+// `text` with one more field, which wins over an earlier one only in that it must not be there
+// twice.
 std::string with(const std::string& text, const std::string& field) {
   return text.substr(0, text.rfind('}')) + ", " + field + "}";
 }
@@ -81,7 +82,10 @@ struct Case {
 TEST(ConfigJson, FieldsThatChangeTheNumbersAreErrorsUnlessNeutralOrIgnored) {
   const Case cases[] = {
       {kGpt2, R"("scale_attn_weights": false)", "scale_attn_weights", true},
-      {kGpt2, R"("scale_attn_by_inverse_layer_idx": true)", "scale_attn_by_inverse_layer_idx", true},
+      {kGpt2,
+       R"("scale_attn_by_inverse_layer_idx": true)",
+       "scale_attn_by_inverse_layer_idx",
+       true},
       {kGpt2, R"("reorder_and_upcast_attn": true)", "reorder_and_upcast_attn", true},
       {kGpt2, R"("add_cross_attention": true)", "add_cross_attention", true},
       {kGpt2, R"("quantization_config": {"bits": 4})", "quantization_config", true},
@@ -111,16 +115,15 @@ TEST(ConfigJson, FieldsThatChangeTheNumbersAreErrorsUnlessNeutralOrIgnored) {
 }
 
 TEST(ConfigJson, NeutralValuesPass) {
-  for (const char* field :
-       {R"("sliding_window": null)",
-        R"("rope_scaling": {"rope_type": "default", "rope_theta": 500.0})",
-        R"("layer_types": ["full_attention", "full_attention"])",
-        R"("partial_rotary_factor": 1.0)",
-        R"("rope_interleaved": false)",
-        R"("attention_dropout": 0.0)",
-        R"("quantization_config": null)",
-        R"("headrace": {"tokenizer": "bytes"})",
-        R"("mlp_bias": null)"}) {
+  for (const char* field : {R"("sliding_window": null)",
+                            R"("rope_scaling": {"rope_type": "default", "rope_theta": 500.0})",
+                            R"("layer_types": ["full_attention", "full_attention"])",
+                            R"("partial_rotary_factor": 1.0)",
+                            R"("rope_interleaved": false)",
+                            R"("attention_dropout": 0.0)",
+                            R"("quantization_config": null)",
+                            R"("headrace": {"tokenizer": "bytes"})",
+                            R"("mlp_bias": null)"}) {
     const Result<ParsedConfigJson> parsed = parse(with(kLlama, field));
     EXPECT_TRUE(parsed) << field << text_of(parsed.error());
   }
@@ -145,8 +148,14 @@ TEST(ConfigJson, AllProblemsAreReportedAtOnce) {
                 "odd_field": 1, "sliding_window": 7})");
   ASSERT_FALSE(parsed);
   const std::string text = text_of(parsed.error());
-  for (const char* name : {"hidden_size", "hidden_act", "odd_field", "sliding_window", "vocab_size",
-                           "num_hidden_layers", "num_attention_heads", "intermediate_size"}) {
+  for (const char* name : {"hidden_size",
+                           "hidden_act",
+                           "odd_field",
+                           "sliding_window",
+                           "vocab_size",
+                           "num_hidden_layers",
+                           "num_attention_heads",
+                           "intermediate_size"}) {
     EXPECT_NE(text.find(name), std::string::npos) << name << "\n" << text;
   }
 }

@@ -22,7 +22,8 @@ std::string file_text(const std::string& header, std::size_t data_bytes) {
 }
 
 void write_text(const std::string& path, const std::string& text) {
-  std::ofstream(path, std::ios::binary).write(text.data(), static_cast<std::streamsize>(text.size()));
+  std::ofstream(path, std::ios::binary)
+      .write(text.data(), static_cast<std::streamsize>(text.size()));
 }
 
 struct Broken {
@@ -31,7 +32,9 @@ struct Broken {
   const char* says;
 };
 
-std::ostream& operator<<(std::ostream& stream, const Broken& broken) { return stream << broken.name; }
+std::ostream& operator<<(std::ostream& stream, const Broken& broken) {
+  return stream << broken.name;
+}
 
 std::vector<Broken> broken_files() {
   const auto tensor = [](const char* dtype, const char* shape, const char* offsets) {
@@ -41,7 +44,9 @@ std::vector<Broken> broken_files() {
   return {
       {"Empty", "", "0 bytes"},
       {"ShorterThanItsLength", "1234567", "7 bytes"},
-      {"HeaderOf2To60Bytes", with_length(std::uint64_t{1} << 60, "{}"), "claims 1152921504606846976"},
+      {"HeaderOf2To60Bytes",
+       with_length(std::uint64_t{1} << 60, "{}"),
+       "claims 1152921504606846976"},
       {"HeaderAboveTheLimit", with_length(100'000'001, "{}"), "100000001"},
       {"HeaderOf2To64Bytes", with_length(~std::uint64_t{0}, "{}"), "claims 18446744073709551615"},
       {"TruncatedHeader", with_length(100, R"({"a":)"), "claims 100 bytes"},
@@ -52,7 +57,8 @@ std::vector<Broken> broken_files() {
                  R"("a":{"dtype":"F32","shape":[1],"data_offsets":[4,8]}})",
                  8),
        "twice"},
-      {"DeepNesting", file_text("{\"a\":" + std::string(1000, '[') + std::string(1000, ']') + "}", 0),
+      {"DeepNesting",
+       file_text("{\"a\":" + std::string(1000, '[') + std::string(1000, ']') + "}", 0),
        "not valid JSON"},
       {"NoDtype", file_text(R"({"a":{"shape":[1],"data_offsets":[0,4]}})", 4), "tensor 'a'"},
       {"NoShape", file_text(R"({"a":{"dtype":"F32","data_offsets":[0,4]}})", 4), "tensor 'a'"},
@@ -73,7 +79,8 @@ std::vector<Broken> broken_files() {
       {"DataMissing", file_text(tensor("F32", "[2]", "[0,8]"), 4), "data that has 4"},
       {"DataLeftOver", file_text(tensor("F32", "[1]", "[0,4]"), 6), "2 bytes after"},
       {"DataWithoutTensors", file_text("{}", 1), "1 bytes after"},
-      {"EndAt2To64", file_text(tensor("U8", "[0]", "[18446744073709551615,18446744073709551615]"), 0),
+      {"EndAt2To64",
+       file_text(tensor("U8", "[0]", "[18446744073709551615,18446744073709551615]"), 0),
        "gap"},
       {"Overlap",
        file_text(R"({"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},)"
@@ -99,7 +106,8 @@ TEST_P(SafetensorsBroken, IsRefusedAsCorruptAndNamed) {
   const Result<SafetensorsFile> file = SafetensorsFile::open(path);
   ASSERT_FALSE(file);
   EXPECT_EQ(file.error().code, ExitCode::kCorrupt);
-  EXPECT_NE(text_of(file.error()).find(GetParam().says), std::string::npos) << text_of(file.error());
+  EXPECT_NE(text_of(file.error()).find(GetParam().says), std::string::npos)
+      << text_of(file.error());
   EXPECT_NE(file.error().what.find("x.safetensors"), std::string::npos);
 }
 
@@ -144,8 +152,7 @@ TEST(Safetensors, EmptyTensorsScalarsAndUnalignedHeadersAreLegal) {
 TEST(Safetensors, AFileThatShrankIsCorruptAndTheTensorIsNamed) {
   const TemporaryFolder folder;
   const std::string path = folder.path() + "/x.safetensors";
-  write_text(path,
-             file_text(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})", 16));
+  write_text(path, file_text(R"({"a":{"dtype":"F32","shape":[4],"data_offsets":[0,16]}})", 16));
   const Result<SafetensorsFile> file = SafetensorsFile::open(path);
   ASSERT_TRUE(file);
   std::filesystem::resize_file(path, std::filesystem::file_size(path) - 1);
@@ -210,7 +217,7 @@ TEST(Safetensors, RoundTripOfEveryDtypeThroughAnyBufferAndRange) {
     EXPECT_EQ(tensor.offset_bytes % 2, 0U);
   }
   EXPECT_EQ(file->tensors().front().offset_bytes % 8, 0U);
-  EXPECT_EQ(names, (std::vector<std::string>{"a", "none", "b", "half", "quoted \"name\"\n", "z"}));
+  EXPECT_EQ(names, (std::vector<std::string>{"a", "b", "none", "half", "quoted \"name\"\n", "z"}));
   for (std::size_t i = 0; i < write.entries.size(); ++i) {
     const SafetensorsTensor* tensor = file->find(write.entries[i].name);
     ASSERT_NE(tensor, nullptr);

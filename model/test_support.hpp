@@ -79,7 +79,8 @@ class Memory {
   std::size_t bytes_;
 };
 
-// A queue whose operations are checked for races. finish() waits and expects neither fault nor race.
+// A queue whose operations are checked for races. finish() waits and expects neither fault nor
+// race.
 class QueueBench {
  public:
   QueueBench() {
@@ -129,6 +130,8 @@ class TemporaryFolder {
 };
 
 // The whole text of an error and of those collected with it.
-inline std::string text_of(const Error& error) { return format_error(error, true); }
+inline std::string text_of(const Error& error) {
+  return format_error(error, true);
+}
 
 }  // namespace headrace::model

@@ -1,0 +1,243 @@
+// Hugging Face directories made here: what opens, what is refused, and that export gives the same
+// bytes.
+#include "model/huggingface.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <fstream>
+
+#include "core/files.hpp"
+#include "model/config_json.hpp"
+#include "model/initialize.hpp"
+#include "model/spec.hpp"
+#include "model/test_support.hpp"
+
+namespace headrace::model {
+namespace {
+
+Architecture architecture(Family family, bool tied) {
+  Architecture a;
+  a.family = family;
+  a.layers = 2;
+  a.hidden = 24;
+  a.heads = 4;
+  a.kv_heads = family == Family::kGpt2 ? 4 : 2;
+  a.head_dim = 6;
+  a.ffn = 40;
+  a.vocab = 101;
+  a.max_seq_len = 16;
+  a.tied = tied;
+  a.tokenizer = "bytes";
+  a.eos_tokens = {7, 9};
+  return a;
+}
+
+plan::ModelSpec spec_of(const Architecture& a) {
+  return *make_model_spec(a, {.micro_batch = 1, .seq_len = 8}, {});
+}
+
+// A directory whose tensors the test may rename, drop, reshape or add before it is written.
+class Directory {
+ public:
+  explicit Directory(const Architecture& a, Dtype dtype = Dtype::kF32) : a_(a) {
+    std::mt19937_64 random(test_seed());
+    for (const plan::UnitSpec& unit : name_units(a)) {
+      for (const plan::TensorSpec& tensor : unit.tensors) {
+        add(tensor.name, tensor.shape, dtype, random);
+      }
+    }
+  }
+
+  void add(const std::string& name,
+           const std::vector<std::int64_t>& shape,
+           Dtype dtype,
+           std::mt19937_64& random) {
+    std::int64_t elements = 1;
+    for (const std::int64_t extent : shape) {
+      elements *= extent;
+    }
+    entries_.push_back({name, dtype, shape});
+    values_.push_back(random_floats(random, elements));
+  }
+
+  std::size_t index(const std::string& name) const {
+    const auto found = std::find_if(
+        entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.name == name; });
+    return static_cast<std::size_t>(found - entries_.begin());
+  }
+
+  void write() {
+    std::vector<float> buffer(1000);
+    SafetensorsWrite write;
+    write.path = path() + "/model.safetensors";
+    write.entries = entries_;
+    write.buffer = buffer;
+    write.source = [&](std::size_t i, std::int64_t begin, std::span<float> out) -> Status {
+      std::copy_n(values_[i].begin() + begin, out.size(), out.begin());
+      return {};
+    };
+    ASSERT_TRUE(write_safetensors(write));
+    ASSERT_TRUE(
+        write_file_atomically(path() + "/config.json", config_to_json(a_, Dtype::kF32).dump()));
+  }
+
+  [[nodiscard]] const std::string& path() const { return folder_.path(); }
+
+  Architecture a_;
+  std::vector<SafetensorsEntry> entries_;
+  std::vector<std::vector<float>> values_;
+  TemporaryFolder folder_;
+};
+
+Status export_to(const std::string& dir,
+                 const HuggingFaceModel& model,
+                 const plan::ModelSpec& spec,
+                 Dtype dtype) {
+  std::vector<float> buffer(777);
+  return export_huggingface(model.architecture(),
+                            spec,
+                            {.dir = dir,
+                             .dtype = dtype,
+                             .read =
+                                 [&](int unit, std::int64_t begin, std::span<float> out) {
+                                   return model.read(spec, unit, begin, out);
+                                 },
+                             .buffer = buffer});
+}
+
+TEST(HuggingFace, ImportAndExportOfFloat32GivesTheSameBytes) {
+  for (const Family family : {Family::kGpt2, Family::kLlama}) {
+    for (const bool tied : {true, false}) {
+      Directory directory(architecture(family, tied));
+      directory.write();
+      const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+      ASSERT_TRUE(model) << text_of(model.error());
+      EXPECT_EQ(model->architecture(), directory.a_);
+      const plan::ModelSpec spec = spec_of(model->architecture());
+      const TemporaryFolder out;
+      ASSERT_TRUE(export_to(out.path() + "/new", *model, spec, Dtype::kF32));
+      EXPECT_EQ(*read_file(out.path() + "/new/model.safetensors", 1 << 20),
+                *read_file(directory.path() + "/model.safetensors", 1 << 20));
+      EXPECT_TRUE(path_exists(out.path() + "/new/generation_config.json"));
+      const Result<HuggingFaceModel> again = open_huggingface(out.path() + "/new", {});
+      ASSERT_TRUE(again);
+      EXPECT_EQ(again->architecture(), directory.a_);
+    }
+  }
+}
+
+TEST(HuggingFace, AnyRangeOfAUnitIsReadAndPaddingIsZero) {
+  std::mt19937_64 random(test_seed());
+  Directory directory(architecture(Family::kGpt2, false));
+  directory.write();
+  const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+  ASSERT_TRUE(model);
+  const plan::ModelSpec spec = spec_of(model->architecture());
+  for (std::size_t unit = 0; unit < spec.units.size(); ++unit) {
+    std::vector<float> expected(static_cast<std::size_t>(spec.units[unit].elements), 0.0F);
+    for (const plan::TensorSpec& tensor : spec.units[unit].tensors) {
+      const std::vector<float>& values = directory.values_[directory.index(tensor.name)];
+      std::copy(values.begin(), values.end(), expected.begin() + tensor.offset);
+    }
+    for (int i = 0; i < 50; ++i) {
+      const std::size_t begin = random() % expected.size();
+      std::vector<float> part(random() % (expected.size() - begin + 1), NAN);
+      ASSERT_TRUE(
+          model->read(spec, static_cast<int>(unit), static_cast<std::int64_t>(begin), part));
+      ASSERT_TRUE(same_bits(part, std::span(expected).subspan(begin, part.size())));
+    }
+  }
+}
+
+TEST(HuggingFace, HalfPrecisionIsWidenedAndExportedAgainUnchanged) {
+  for (const Dtype dtype : {Dtype::kBf16, Dtype::kF16}) {
+    Directory directory(architecture(Family::kLlama, true), dtype);
+    directory.write();
+    const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+    ASSERT_TRUE(model);
+    const TemporaryFolder out;
+    ASSERT_TRUE(export_to(out.path(), *model, spec_of(model->architecture()), dtype));
+    EXPECT_EQ(*read_file(out.path() + "/model.safetensors", 1 << 20),
+              *read_file(directory.path() + "/model.safetensors", 1 << 20));
+  }
+}
+
+TEST(HuggingFace, NamesWithoutPrefixAndOldBuffersAreAccepted) {
+  for (const Family family : {Family::kGpt2, Family::kLlama}) {
+    std::mt19937_64 random(test_seed());
+    Directory directory(architecture(family, true));
+    for (SafetensorsEntry& entry : directory.entries_) {
+      entry.name = entry.name.substr(entry.name.find('.') + 1);
+    }
+    if (family == Family::kGpt2) {
+      directory.add("h.0.attn.bias", {1, 1, 16, 16}, Dtype::kF32, random);
+      directory.add("h.1.attn.masked_bias", {}, Dtype::kF32, random);
+    } else {
+      directory.add("layers.0.self_attn.rotary_emb.inv_freq", {3}, Dtype::kF32, random);
+    }
+    directory.write();
+    const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+    ASSERT_TRUE(model) << text_of(model.error());
+    std::vector<float> part(5);
+    ASSERT_TRUE(model->read(spec_of(model->architecture()), 0, 0, part));
+    EXPECT_TRUE(same_bits(part, std::span(directory.values_[0]).first(5)));
+  }
+}
+
+TEST(HuggingFace, AStoredHeadOfATiedModelMustEqualTheTable) {
+  std::mt19937_64 random(test_seed());
+  Directory directory(architecture(Family::kGpt2, true));
+  directory.add("lm_head.weight", {101, 24}, Dtype::kF32, random);
+  directory.values_.back() = directory.values_[directory.index("transformer.wte.weight")];
+  directory.values_.back().back() += 1.0F;
+  directory.write();
+  const Result<HuggingFaceModel> differs = open_huggingface(directory.path(), {});
+  ASSERT_FALSE(differs);
+  EXPECT_NE(text_of(differs.error()).find("lm_head.weight"), std::string::npos);
+  directory.values_.back() = directory.values_[directory.index("transformer.wte.weight")];
+  directory.write();
+  const Result<HuggingFaceModel> equal = open_huggingface(directory.path(), {});
+  ASSERT_TRUE(equal) << text_of(equal.error());
+  EXPECT_NE(equal->notes().back().find("lm_head.weight"), std::string::npos);
+}
+
+TEST(HuggingFace, EveryWrongTensorIsNamedAtOnce) {
+  std::mt19937_64 random(test_seed());
+  Directory directory(architecture(Family::kGpt2, false));
+  const std::size_t dropped = directory.index("transformer.h.0.ln_1.bias");
+  directory.entries_[dropped].name = "transformer.h.0.ln_1.beta";
+  const std::size_t bent = directory.index("transformer.h.1.mlp.c_fc.weight");
+  directory.entries_[bent].shape = {40, 24};
+  directory.write();
+  const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+  ASSERT_FALSE(model);
+  EXPECT_EQ(model.error().code, ExitCode::kUsage);
+  const std::string text = text_of(model.error());
+  for (const char* says : {"'transformer.h.0.ln_1.bias' is missing",
+                           "'transformer.h.0.ln_1.beta' is not a part",
+                           "'transformer.h.1.mlp.c_fc.weight' has shape [40, 24]"}) {
+    EXPECT_NE(text.find(says), std::string::npos) << says << "\n" << text;
+  }
+}
+
+TEST(HuggingFace, DirectoriesThatCannotBeReadSayWhy) {
+  const auto error_of = [](const std::string& path) {
+    const Result<HuggingFaceModel> model = open_huggingface(path, {});
+    EXPECT_FALSE(model);
+    return model ? std::string() : text_of(model.error());
+  };
+  EXPECT_NE(error_of("/no/such/directory").find("not a directory"), std::string::npos);
+  Directory directory(architecture(Family::kLlama, true));
+  EXPECT_NE(error_of(directory.path()).find("config.json"), std::string::npos);
+  directory.write();
+  std::filesystem::remove(directory.path() + "/model.safetensors");
+  EXPECT_NE(error_of(directory.path()).find("no model.safetensors"), std::string::npos);
+  std::ofstream(directory.path() + "/pytorch_model.bin") << "x";
+  EXPECT_NE(error_of(directory.path()).find("pickles"), std::string::npos);
+  std::ofstream(directory.path() + "/model.safetensors.index.json") << "{}";
+  EXPECT_NE(error_of(directory.path()).find("sharded"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace headrace::model
