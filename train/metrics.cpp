@@ -163,6 +163,12 @@ Json metrics_to_json(const StepMetrics& metrics) {
   return row;
 }
 
+Result<std::int64_t> last_metrics_step(const std::string& path, std::int64_t step) {
+  HEADRACE_ASSIGN(const UniqueFd descriptor, open_file(path, O_RDONLY));
+  HEADRACE_ASSIGN(const Kept kept, scan_rows(descriptor.get(), path, step));
+  return kept.last_step;
+}
+
 Result<MetricsFile> MetricsFile::open(const std::string& path, std::int64_t last_step) {
   HEADRACE_ASSIGN(UniqueFd descriptor, open_file(path, O_RDWR | O_CREAT));
   Kept kept;

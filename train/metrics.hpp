@@ -50,6 +50,10 @@ struct StepMetrics {
 // NaN and infinities have no JSON form: they are null, and `skipped` names their cause.
 [[nodiscard]] Json metrics_to_json(const StepMetrics& metrics);
 
+// The last step among the rows of steps <= `step`, 0 where there is none; reads only. Errors as
+// MetricsFile::open.
+[[nodiscard]] Result<std::int64_t> last_metrics_step(const std::string& path, std::int64_t step);
+
 class MetricsFile {
  public:
   // Opens (and makes) the file and cuts it back to the rows of steps <= `last_step`; 0: empties it.

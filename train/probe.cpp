@@ -1,8 +1,13 @@
 #include "train/probe.hpp"
 
+#include <fcntl.h>
 #include <fmt/format.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <array>
+#include <cerrno>
 #include <chrono>
 #include <cstring>
 #include <memory>
@@ -150,8 +155,64 @@ void warn_of_differences(const std::string& path, const std::vector<std::string>
   }
 }
 
+// What a child process sends to its parent: "ok" or "error" in the first line, then the text.
+void send(int pipe, const Result<MachineFile>& machine) {
+  std::string text = machine
+                         ? "ok\n" + machine_to_toml(*machine)
+                         : fmt::format("error\n{}: {}", machine.error().what, machine.error().why);
+  const Status status = write_all(pipe, text);
+  ::_exit(status ? 0 : 1);
+}
+
+std::string receive(int pipe) {
+  std::string text;
+  std::array<char, 4096> part = {};
+  ssize_t got = 0;
+  while ((got = ::read(pipe, part.data(), part.size())) > 0 || (got < 0 && errno == EINTR)) {
+    text.append(part.data(), static_cast<std::size_t>(std::max<ssize_t>(got, 0)));
+  }
+  return text;
+}
+
+struct Pipe {
+  UniqueFd reader;
+  UniqueFd writer;
+};
+
+Result<Pipe> make_pipe() {
+  std::array<int, 2> ends = {};
+  if (::pipe2(ends.data(), O_CLOEXEC) != 0) {
+    return errno_error("probe: cannot make a pipe", errno);
+  }
+  return Pipe{.reader = UniqueFd(ends[0]), .writer = UniqueFd(ends[1])};
+}
+
+// In a process of its own, so that neither its memory nor its threads are the run's.
+Result<MachineFile> probe_in_child(const std::string& store_folder) {
+  HEADRACE_ASSIGN(Pipe pipe, make_pipe());
+  const pid_t child = ::fork();
+  if (child < 0) {
+    return errno_error("probe: cannot start a process", errno);
+  }
+  if (child == 0) {
+    send(pipe.writer.get(), probe_machine(store_folder));
+  }
+  pipe.writer.reset();
+  const std::string text = receive(pipe.reader.get());
+  int status = 0;
+  while (::waitpid(child, &status, 0) < 0 && errno == EINTR) {
+  }
+  if (text.starts_with("ok\n")) {
+    return machine_from_toml(text.substr(3), "probe");
+  }
+  return operating_error("this machine cannot be measured")
+      .with_why(text.starts_with("error\n") ? text.substr(6)
+                                            : fmt::format("the probe ended with status {}", status))
+      .with_hint("give a profile: headrace plan --machine FILE");
+}
+
 Result<MachineFile> probe_and_keep(const std::string& cache, const std::string& store_folder) {
-  HEADRACE_ASSIGN(MachineFile machine, probe_machine(store_folder));
+  HEADRACE_ASSIGN(MachineFile machine, probe_in_child(store_folder));
   if (cache.empty()) {
     log_warning("neither XDG_CACHE_HOME nor HOME is set: the machine profile is not kept");
     return machine;
@@ -160,6 +221,33 @@ Result<MachineFile> probe_and_keep(const std::string& cache, const std::string& 
     log_warning(fmt::format("the machine profile could not be kept: {}", status.error().what));
   }
   return machine;
+}
+
+void set_drive(const DriveRates& drive, MachineFile& machine) {
+  machine.nvme_device = drive.device;
+  machine.profile.nvme_read_bytes_per_s = drive.read_bytes_per_s;
+  machine.profile.nvme_write_bytes_per_s = drive.write_bytes_per_s;
+  machine.profile.nvme_mixed_bytes_per_s = drive.mixed_bytes_per_s;
+  machine.profile.nvme_capacity_bytes = drive.capacity_bytes;
+}
+
+// The cached profile, where it is of this machine.
+std::optional<MachineFile> cached_machine(const std::string& cache, const MachineProfile& here) {
+  if (cache.empty() || !path_exists(cache)) {
+    return std::nullopt;
+  }
+  Result<MachineFile> machine = read_machine_file(cache);
+  if (!machine) {
+    log_warning(
+        fmt::format("'{}' cannot be read ({}); measuring again", cache, machine.error().what));
+    return std::nullopt;
+  }
+  const std::vector<std::string> differences = fingerprint_differences(machine->profile, here);
+  warn_of_differences(cache, differences);
+  if (!differences.empty()) {
+    return std::nullopt;
+  }
+  return *std::move(machine);
 }
 
 }  // namespace
@@ -172,11 +260,7 @@ Result<MachineFile> probe_machine(const std::string& store_folder) {
   HEADRACE_ASSIGN(machine.profile.gemm_fp32_flops_per_s, gemm_rate(machine.profile.cores));
   HEADRACE_TRY(state_rates(machine.profile.cores, machine.profile));
   HEADRACE_ASSIGN(const DriveRates drive, probe_drive(existing_parent(store_folder)));
-  machine.nvme_device = drive.device;
-  machine.profile.nvme_read_bytes_per_s = drive.read_bytes_per_s;
-  machine.profile.nvme_write_bytes_per_s = drive.write_bytes_per_s;
-  machine.profile.nvme_mixed_bytes_per_s = drive.mixed_bytes_per_s;
-  machine.profile.nvme_capacity_bytes = drive.capacity_bytes;
+  set_drive(drive, machine);
   log_info(
       fmt::format("measured: GEMM {:.0f} GFLOP/s, memory {}, AdamW {}/s, drive read {}, write {}",
                   machine.profile.gemm_fp32_flops_per_s * 1e-9,
@@ -195,22 +279,18 @@ Result<MachineProfile> find_machine(const std::string& given, const std::string&
     return machine.profile;
   }
   const std::string cache = machine_cache_path();
-  if (!cache.empty() && path_exists(cache)) {
-    Result<MachineFile> machine = read_machine_file(cache);
-    if (!machine) {
-      log_warning(
-          fmt::format("'{}' cannot be read ({}); measuring again", cache, machine.error().what));
-    } else {
-      const std::vector<std::string> differences = fingerprint_differences(machine->profile, here);
-      warn_of_differences(cache, differences);
-      const bool same_drive = machine->nvme_device == device_of(existing_parent(store_folder));
-      if (differences.empty() && same_drive) {
-        return machine->profile;
-      }
-    }
+  std::optional<MachineFile> machine = cached_machine(cache, here);
+  if (!machine) {
+    HEADRACE_ASSIGN(machine, probe_and_keep(cache, store_folder));
   }
-  HEADRACE_ASSIGN(const MachineFile machine, probe_and_keep(cache, store_folder));
-  return machine.profile;
+  const std::string parent = existing_parent(store_folder);
+  if (machine->nvme_device != device_of(parent)) {
+    // The profile keeps the drive that was measured first; another one is measured for this run.
+    log_info(fmt::format("measuring the drive of '{}'", parent));
+    HEADRACE_ASSIGN(const DriveRates drive, probe_drive(parent));
+    set_drive(drive, *machine);
+  }
+  return machine->profile;
 }
 
 Result<MachineProfile> known_machine() {

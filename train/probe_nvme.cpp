@@ -182,6 +182,11 @@ std::string device_of(const std::string& folder) {
   if (::stat(folder.c_str(), &status) != 0) {
     return "";
   }
+  if (major(status.st_dev) == 0) {
+    // Not a block device's number, and another one after the next boot.
+    const Result<Filesystem> filesystem = filesystem_of(folder);
+    return filesystem ? filesystem->name : "";
+  }
   return fmt::format("{}:{}", major(status.st_dev), minor(status.st_dev));
 }
 

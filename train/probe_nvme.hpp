@@ -19,7 +19,8 @@ struct DriveRates {
 // The folder itself, or its nearest parent that exists.
 [[nodiscard]] std::string existing_parent(std::string folder);
 
-// "major:minor" of what holds `folder` (which exists); "" where it cannot be told.
+// "major:minor" of the drive that holds `folder` (which exists), or the filesystem's name where
+// that has no drive of its own (overlay, btrfs); "" where it cannot be told.
 [[nodiscard]] std::string device_of(const std::string& folder);
 
 // kProbeDepth requests in flight, by threads that pread and pwrite. A filesystem that refuses

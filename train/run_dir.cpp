@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <utility>
@@ -24,8 +25,8 @@ bool lies_below(const std::string& path, const std::string& folder) {
 
 // A store below the run's folder is the run's, wherever that was moved; elsewhere the store itself
 // says whose it is.
-Status check_owner(const Store& store, const StoreReference& reference, const RunPaths& paths) {
-  if (lies_below(reference.folder, paths.dir) || store.contents().run_dir == paths.dir) {
+Status check_owner(const Store& store, const RunPaths& paths) {
+  if (store.contents().run_dir == paths.dir) {
     return {};
   }
   return usage_error(fmt::format("the store '{}' is not this run's", store.path()))
@@ -123,8 +124,22 @@ NvmeFolder store_folder(const RunConfig& config) {
   return folder;
 }
 
+void MadeFolders::remove() noexcept {
+  for (; !paths_.empty(); paths_.pop_back()) {
+    ::rmdir(paths_.back().c_str());  // one that has come to hold something stays
+  }
+}
+
+Result<MadeFolders> MadeFolders::make(const std::string& path) {
+  MadeFolders made;
+  for (std::string folder = path; !path_exists(folder); folder = parent_path(folder)) {
+    made.paths_.insert(made.paths_.begin(), folder);
+  }
+  HEADRACE_TRY(make_directory(path, Parents::kMake));
+  return made;
+}
+
 Result<RunLock> RunLock::take(const std::string& dir) {
-  HEADRACE_TRY(make_directory(dir, Parents::kMake));
   HEADRACE_ASSIGN(UniqueFd folder, open_file(dir, O_RDONLY | O_DIRECTORY));
   if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0) {
     if (errno == EWOULDBLOCK) {
@@ -153,12 +168,24 @@ Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options) 
         .with_why(fmt::format("there is no '{}/{}'", reference->folder, reference->id))
         .with_hint("mount or restore it, or start again with --overwrite");
   }
-  HEADRACE_ASSIGN(
-      std::unique_ptr<Store> store,
-      Store::open(
-          reference->folder, reference->id, Store::Access::kWrite, options.direct_io_required));
-  HEADRACE_TRY(check_owner(*store, *reference, paths));
-  return begin_with(std::move(store), *reference, paths, options);
+  const bool below = lies_below(reference->folder, paths.dir);
+  if (!below) {
+    // Whose it is, before it is opened for writing.
+    HEADRACE_ASSIGN(const std::unique_ptr<Store> reader,
+                    Store::open(reference->folder, reference->id, Store::Access::kRead, false));
+    HEADRACE_TRY(check_owner(*reader, paths));
+  }
+  Result<std::unique_ptr<Store>> store = Store::open(
+      reference->folder, reference->id, Store::Access::kWrite, options.direct_io_required);
+  if (!store && options.overwrite && store.error().code == ExitCode::kCorrupt && below) {
+    Beginning beginning;
+    beginning.replaced = *reference;
+    return beginning;
+  }
+  if (!store) {
+    return std::move(store).error();
+  }
+  return begin_with(*std::move(store), *reference, paths, options);
 }
 
 Result<std::unique_ptr<Store>> open_committed_store(const RunPaths& paths) {

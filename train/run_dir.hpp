@@ -16,6 +16,8 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <utility>
+#include <vector>
 
 #include "core/error.hpp"
 #include "core/run_config.hpp"
@@ -59,9 +61,34 @@ struct RunPaths {
 // Where a run's store is made: tiers.nvme, else store/ in the run's folder.
 [[nodiscard]] NvmeFolder store_folder(const RunConfig& config);
 
+// Folders that a start has made. They go away with the object where they are empty, unless they are
+// kept: a start that fails leaves nothing.
+class MadeFolders {
+ public:
+  // Makes `path` with its parents; an existing one is fine.
+  [[nodiscard]] static Result<MadeFolders> make(const std::string& path);
+  MadeFolders() = default;
+
+  ~MadeFolders() { remove(); }
+
+  MadeFolders(MadeFolders&& source) noexcept : paths_(std::exchange(source.paths_, {})) {}
+
+  MadeFolders& operator=(MadeFolders&& source) noexcept {
+    std::swap(paths_, source.paths_);
+    return *this;
+  }
+
+  void keep() { paths_.clear(); }
+
+ private:
+  void remove() noexcept;
+
+  std::vector<std::string> paths_;  // parents first
+};
+
 class RunLock {
  public:
-  // Makes the folder where it is missing. Errors: another process trains there; read-only.
+  // Of an existing folder. Errors: another process trains there.
   [[nodiscard]] static Result<RunLock> take(const std::string& dir);
 
  private:

@@ -126,11 +126,33 @@ TEST_F(RunDirTest, AMissingStoreAndADamagedReferenceAreErrors) {
   EXPECT_EQ(begin(ResumeMode::kAuto).error().code, ExitCode::kCorrupt);
 }
 
+TEST_F(RunDirTest, FoldersOfAStartThatFailedGoAway) {
+  {
+    Result<MadeFolders> made = MadeFolders::make(path("new/inner/folder"));
+    ASSERT_TRUE(made);
+    EXPECT_TRUE(is_directory(path("new/inner/folder")));
+  }
+  EXPECT_FALSE(path_exists(path("new")));
+  {
+    Result<MadeFolders> made = MadeFolders::make(path("new/inner"));
+    ASSERT_TRUE(made);
+    write("new/file", "text");
+  }
+  EXPECT_TRUE(path_exists(path("new/file")));
+  EXPECT_FALSE(path_exists(path("new/inner")));
+  {
+    Result<MadeFolders> made = MadeFolders::make(path("kept"));
+    ASSERT_TRUE(made);
+    made->keep();
+  }
+  EXPECT_TRUE(is_directory(path("kept")));
+}
+
 TEST_F(RunDirTest, OneTrainerAtATime) {
   const Result<RunLock> lock = RunLock::take(paths_.dir);
   ASSERT_TRUE(lock);
   EXPECT_EQ(RunLock::take(paths_.dir).error().code, ExitCode::kOperating);
-  EXPECT_TRUE(RunLock::take(path("new/folder")));
+  EXPECT_FALSE(RunLock::take(path("absent")));
 }
 
 }  // namespace

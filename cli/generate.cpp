@@ -1,0 +1,89 @@
+// headrace generate: continues a prompt, to standard output as it goes.
+#include "train/generate.hpp"
+
+#include "cli/command.hpp"
+#include "train/interrupt.hpp"
+
+namespace headrace::cli {
+namespace {
+
+CommandSpec spec() {
+  return {
+      .name = "generate",
+      .summary = "Continue a prompt",
+      .positionals = {},
+      .options = {
+          {.name = "--model",
+           .value = "DIR",
+           .help = "A Hugging Face directory, or the directory of a run (needed)",
+           .choices = {}},
+          {.name = "--prompt", .value = "TEXT", .help = "Where to begin (needed)", .choices = {}},
+          {.name = "--tokens", .value = "N", .help = "At most so many tokens; 200", .choices = {}},
+          {.name = "--temperature",
+           .value = "T",
+           .help = "0: always the likeliest token; 1 without it",
+           .choices = {}},
+          {.name = "--top-k",
+           .value = "K",
+           .help = "Draw from the K likeliest tokens",
+           .choices = {}},
+          {.name = "--top-p",
+           .value = "P",
+           .help = "Draw from the fewest tokens that have probability P together",
+           .choices = {}},
+          {.name = "--seed",
+           .value = "S",
+           .help = "Of the draws; the same seed gives the same text; 1337",
+           .choices = {}}}};
+}
+
+Result<train::GenerateRequest> request_of(const Arguments& arguments) {
+  if (!arguments.has("--model") || !arguments.has("--prompt")) {
+    return usage_error("generate: --model DIR and --prompt TEXT are needed")
+        .with_hint("headrace generate --help");
+  }
+  train::GenerateRequest request;
+  request.dir = *arguments.text("--model");
+  request.prompt = *arguments.text("--prompt");
+  HEADRACE_ASSIGN(const auto tokens, arguments.integer("--tokens", 0));
+  request.tokens = tokens.value_or(request.tokens);
+  HEADRACE_ASSIGN(const auto temperature, arguments.number("--temperature", 0));
+  request.sampler.temperature = temperature.value_or(request.sampler.temperature);
+  HEADRACE_ASSIGN(request.sampler.top_k, arguments.integer("--top-k", 1));
+  HEADRACE_ASSIGN(request.sampler.top_p, arguments.number("--top-p", 0));
+  if (request.sampler.top_p && (*request.sampler.top_p <= 0 || *request.sampler.top_p > 1)) {
+    return usage_error("--top-p: a probability above 0, at most 1");
+  }
+  HEADRACE_ASSIGN(const auto seed, arguments.integer("--seed", 0));
+  request.sampler.seed = seed ? static_cast<std::uint64_t>(*seed) : request.sampler.seed;
+  return request;
+}
+
+Result<ExitCode> run(const Invocation& invocation) {
+  train::install_interrupt(train::InterruptMode::kPolled);
+  HEADRACE_ASSIGN(const train::GenerateRequest request, request_of(invocation.arguments));
+  bool begun = false;
+  const auto on_text = [&](std::string_view text) {
+    if (!invocation.json) {
+      invocation.output.write(begun ? std::string(text) : request.prompt + std::string(text));
+      begun = true;
+    }
+    return !invocation.output.closed();
+  };
+  HEADRACE_ASSIGN(const train::Generated generated, train::generate(request, on_text));
+  Json json = Json::object();
+  json.add("model", generated.model);
+  json.add("prompt", request.prompt);
+  json.add("text", generated.text);
+  json.add("tokens", generated.tokens);
+  json.add("end", generated.end);
+  json.add("seed", request.sampler.seed);
+  invocation.output.result(json, invocation.json, begun ? "\n" : request.prompt + "\n");
+  return generated.end == "interrupt" ? ExitCode::kInterrupted : ExitCode::kOk;
+}
+
+}  // namespace
+
+const Command kGenerateCommand = {.spec = spec, .run = run};
+
+}  // namespace headrace::cli

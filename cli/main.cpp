@@ -1,0 +1,128 @@
+// headrace: finds the command, runs it, prints its error.
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <csignal>
+#include <cstdio>
+#include <new>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "cli/command.hpp"
+#include "core/log.hpp"
+
+#ifndef HEADRACE_VERSION
+#error "the build says which version this is"
+#endif
+
+namespace headrace::cli {
+namespace {
+
+struct Entry {
+  const Command* command;
+};
+
+const std::array<const Command*, 8>& commands() {
+  static const std::array<const Command*, 8> table = {&kTrainCommand,
+                                                      &kPlanCommand,
+                                                      &kEvalCommand,
+                                                      &kGenerateCommand,
+                                                      &kExportCommand,
+                                                      &kStoreCommand,
+                                                      &kInspectCommand,
+                                                      &kVerifyCommand};
+  return table;
+}
+
+std::string command_names() {
+  std::string names;
+  for (const Command* command : commands()) {
+    names += (names.empty() ? "" : ", ") + command->spec().name;
+  }
+  return names;
+}
+
+std::string short_help() {
+  std::string text =
+      "headrace trains transformers larger than the memory of their device.\n\n"
+      "To begin:\n"
+      "  headrace plan  examples/quickstart.toml     what fits where, how long a step takes\n"
+      "  headrace train examples/quickstart.toml     train; Ctrl-C commits, the same line "
+      "resumes\n\n"
+      "Commands (headrace COMMAND --help tells what each takes):\n";
+  for (const Command* command : commands()) {
+    const CommandSpec spec = command->spec();
+    text += fmt::format("  {:<10} {}\n", spec.name, spec.summary);
+  }
+  return text + "\n  --help     this text\n  --version  the version\n";
+}
+
+int fail(const Error& error, bool verbose) {
+  write_error_text(format_error(error, verbose));
+  return static_cast<int>(error.code);
+}
+
+int run_command(const Command& command, const std::vector<std::string>& words) {
+  const CommandSpec spec = command.spec();
+  const Result<Parsed> parsed = parse_arguments(spec, words);
+  if (!parsed) {
+    return fail(parsed.error(), false);
+  }
+  const Arguments& arguments = parsed->arguments;
+  const bool verbose = arguments.has("--verbose");
+  Output output(arguments.text("--output").value_or(""));
+  if (parsed->help) {
+    output.write(help_text(spec));
+    return 0;
+  }
+  if (verbose) {
+    set_log_level(LogLevel::kDebug);
+  }
+  const Result<ExitCode> code = command.run({.arguments = arguments,
+                                             .output = output,
+                                             .json = arguments.has("--json"),
+                                             .verbose = verbose});
+  if (!code) {
+    return fail(code.error(), verbose);
+  }
+  if (const Status status = output.finish(); !status) {
+    return fail(status.error(), verbose);
+  }
+  return static_cast<int>(*code);
+}
+
+int run(const std::vector<std::string>& words) {
+  if (words.empty() || words.front() == "--help") {
+    Output("").write(short_help());
+    return 0;
+  }
+  if (words.front() == "--version") {
+    Output("").write("headrace " HEADRACE_VERSION "\n");
+    return 0;
+  }
+  for (const Command* command : commands()) {
+    if (command->spec().name == words.front()) {
+      return run_command(*command, {words.begin() + 1, words.end()});
+    }
+  }
+  return fail(usage_error(fmt::format("'{}' is not a command", words.front()))
+                  .with_hint(fmt::format("the commands are {}", command_names())),
+              false);
+}
+
+}  // namespace
+}  // namespace headrace::cli
+
+int main(int count, char** values) {
+  // A reader that goes away is an error of write(2), not the end of a training run.
+  std::signal(SIGPIPE, SIG_IGN);
+  try {
+    const std::span<char*> all(values, static_cast<std::size_t>(count));
+    return headrace::cli::run({all.begin() + std::min(count, 1), all.end()});
+  } catch (const std::bad_alloc&) {
+    std::fputs("error: out of memory\n  hint: headrace plan says what a run needs\n", stderr);
+    return static_cast<int>(headrace::ExitCode::kOperating);
+  }
+}

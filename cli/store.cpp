@@ -1,0 +1,98 @@
+// headrace store: the stores in a folder.
+#include "tiers/nvme/store.hpp"
+
+#include <fmt/format.h>
+
+#include "cli/command.hpp"
+#include "core/quantity.hpp"
+#include "train/interrupt.hpp"
+
+namespace headrace::cli {
+namespace {
+
+using tiers::nvme::StoreListing;
+
+CommandSpec spec() {
+  return {.name = "store",
+          .summary = "List the stores of a folder, or remove one",
+          .positionals = {{.name = "ACTION", .help = "list | remove"},
+                          {.name = "ID", .help = "With remove: the store's id", .required = false}},
+          .options = {{.name = "--store",
+                       .value = "FOLDER",
+                       .help = "A folder of tiers.nvme, or RUN_DIR/store (needed)",
+                       .choices = {}}}};
+}
+
+Json listing_to_json(const StoreListing& store) {
+  Json json = Json::object();
+  json.add("id", store.id);
+  json.add("path", store.path);
+  json.add("run_dir", store.run_dir);
+  json.add("bytes", store.bytes);
+  json.add("step", store.step >= 0 ? Json(store.step) : Json());
+  json.add("dirty", store.dirty);
+  json.add("locked", store.locked);
+  return json;
+}
+
+std::string state_of(const StoreListing& store) {
+  std::string state = store.step >= 0 ? fmt::format("step {}", store.step) : "no commit";
+  state += store.dirty ? ", written since" : "";
+  return state + (store.locked ? ", in use" : "");
+}
+
+Result<ExitCode> list(const Invocation& invocation, const std::string& folder) {
+  HEADRACE_ASSIGN(const std::vector<StoreListing> stores, tiers::nvme::list_stores(folder));
+  Json array = Json::array();
+  std::string text;
+  for (const StoreListing& store : stores) {
+    array.push_back(listing_to_json(store));
+    text += fmt::format("{}  {:>10}  {}  {}\n",
+                        store.id,
+                        format_bytes(store.bytes),
+                        state_of(store),
+                        store.run_dir.empty() ? "(no run recorded)" : store.run_dir);
+  }
+  Json json = Json::object();
+  json.add("folder", folder);
+  json.add("stores", std::move(array));
+  invocation.output.result(
+      json, invocation.json, text.empty() ? fmt::format("no stores in {}\n", folder) : text);
+  return ExitCode::kOk;
+}
+
+Result<ExitCode> remove(const Invocation& invocation, const std::string& folder) {
+  const std::optional<std::string> id = invocation.arguments.text("ID");
+  if (!id) {
+    return usage_error("store remove: ID is missing")
+        .with_hint("headrace store list --store FOLDER names them");
+  }
+  HEADRACE_TRY(tiers::nvme::remove_store(folder, *id));
+  Json json = Json::object();
+  json.add("removed", *id);
+  json.add("folder", folder);
+  invocation.output.result(json, invocation.json, fmt::format("removed {}/{}\n", folder, *id));
+  return ExitCode::kOk;
+}
+
+Result<ExitCode> run(const Invocation& invocation) {
+  train::install_interrupt(train::InterruptMode::kImmediate);
+  const Arguments& arguments = invocation.arguments;
+  const std::string action = *arguments.text("ACTION");
+  const std::optional<std::string> folder = arguments.text("--store");
+  if (action != "list" && action != "remove") {
+    return usage_error(fmt::format("store: '{}' is not an action", action))
+        .with_hint("the actions are list and remove");
+  }
+  if (!folder) {
+    return usage_error(fmt::format("store {}: --store FOLDER is needed", action))
+        .with_hint("a folder of tiers.nvme, or RUN_DIR/store");
+  }
+  return action == "list" ? list(invocation, *folder) : remove(invocation, *folder);
+}
+
+}  // namespace
+
+const Command kStoreCommand = {.spec = spec, .run = run};
+
+}  // namespace headrace::cli

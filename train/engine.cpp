@@ -1,0 +1,279 @@
+#include "train/engine.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <string_view>
+#include <utility>
+
+#include "core/config.hpp"
+#include "core/files.hpp"
+#include "core/quantity.hpp"
+#include "model/spec.hpp"
+#include "model/tokenizer.hpp"
+#include "model/units.hpp"
+#include "train/run_dir.hpp"
+#include "train/run_state.hpp"
+
+namespace headrace::train {
+namespace {
+
+constexpr std::size_t kMebibyte = std::size_t{1} << 20U;
+// What the process still grows by once the arenas are there: threads' stacks, libraries' scratch,
+// generated code. Measured on the quickstart model.
+constexpr std::size_t kProcessGrowthBytes = 24 * kMebibyte;
+// "auto" leaves so much of the machine's memory alone, or a sixteenth of it where that is more.
+constexpr std::size_t kReserveBytes = 256 * kMebibyte;
+constexpr std::size_t kReservePart = 16;
+constexpr int kIoDepth = 8;
+constexpr std::size_t kTraceEventsMax = 200'000;
+constexpr std::size_t kRacesShown = 5;
+
+bool environment_flag(const char* name) {
+  const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here sets it
+  return value != nullptr && std::string_view(value) == "1";
+}
+
+std::optional<plan::Home> place_of(const RunConfig& config) {
+  if (!config.tiers.place) {
+    return std::nullopt;
+  }
+  return *config.tiers.place == "device" ? plan::Home::kDevice
+         : *config.tiers.place == "host" ? plan::Home::kHost
+                                         : plan::Home::kNvme;
+}
+
+std::optional<plan::Traversal> traversal_of(const RunConfig& config) {
+  if (!config.batch.traversal) {
+    return std::nullopt;
+  }
+  return *config.batch.traversal == "layer-major" ? plan::Traversal::kLayerMajor
+                                                  : plan::Traversal::kBatchMajor;
+}
+
+std::optional<plan::Update> update_of(const RunConfig& config) {
+  if (!config.optim.update) {
+    return std::nullopt;
+  }
+  return *config.optim.update == "held" ? plan::Update::kHeld : plan::Update::kAfterBackward;
+}
+
+std::optional<double> smaller_of(std::optional<double> a, std::optional<double> b) {
+  return a && b ? std::min(*a, *b) : a ? a : b;
+}
+
+Result<std::optional<std::int64_t>> tile_of(const RunConfig& config, const PlanRequest& request) {
+  std::optional<std::int64_t> asked;
+  if (config.tiers.tile_elements) {
+    asked = static_cast<std::int64_t>(*config.tiers.tile_elements);
+  }
+  if (!request.stored_tile_elements) {
+    return asked;
+  }
+  if (asked && *asked != *request.stored_tile_elements) {
+    const std::int64_t stored_blocks = *request.stored_tile_elements / plan::kBlockElements;
+    return usage_error(fmt::format("tiers.tile = {}, but the run's store has tiles of {} blocks",
+                                   *asked / plan::kBlockElements,
+                                   stored_blocks))
+        .with_why("a store keeps the tiles that it was made with")
+        .with_hint(fmt::format("--set tiers.tile={}, or leave it \"auto\"", stored_blocks))
+        .with_where(config_place(config, "tiers.tile"));
+  }
+  return request.stored_tile_elements;
+}
+
+void set_budgets(const RunConfig& config, const HostMemory& memory, plan::PlanSettings& settings) {
+  const auto available = static_cast<std::size_t>(memory.available_bytes);
+  const std::size_t reserve =
+      std::max(kReserveBytes, available / kReservePart) + kProcessGrowthBytes;
+  const std::size_t usable = available > reserve ? available - reserve : 0;
+  const std::optional<std::uint64_t>& device = config.tiers.device_memory_bytes;
+  const std::optional<std::uint64_t>& host = config.tiers.host_memory_bytes;
+  settings.host_available_bytes = usable;
+  settings.device_available_bytes = settings.separate_device ? usable : 0;
+  if (device) {
+    settings.device_memory_bytes = static_cast<std::size_t>(*device);
+  } else if (settings.separate_device) {
+    // A device of its own that nobody sized takes half of what is there.
+    settings.device_memory_bytes = usable / 2;
+  }
+  const std::size_t device_bytes = settings.device_memory_bytes.value_or(0);
+  settings.host_memory_bytes = host                    ? static_cast<std::size_t>(*host)
+                               : usable > device_bytes ? usable - device_bytes
+                                                       : 0;
+}
+
+// Caps may be larger than the machine; what counts is what the plan takes.
+Status check_machine(const Planned& planned, const HostMemory& memory) {
+  const std::uint64_t needed = std::uint64_t{planned.plan.host_arena_bytes} +
+                               planned.plan.device_arena_bytes + kProcessGrowthBytes;
+  if (needed <= memory.available_bytes) {
+    return {};
+  }
+  const std::size_t usable = planned.settings.host_available_bytes;
+  return does_not_fit_error(fmt::format("the plan needs {} of memory, but {} are available",
+                                        format_bytes(needed),
+                                        format_bytes(memory.available_bytes)))
+      .with_why(memory.limit_bytes
+                    ? fmt::format("the cgroup's limit is {}", format_bytes(*memory.limit_bytes))
+                    : "the rest of the machine's memory is in use")
+      .with_hint(fmt::format(
+          "--set tiers.host_memory=\"{}MiB\"{}, or \"auto\"",
+          usable / kMebibyte,
+          planned.settings.separate_device ? " and a smaller tiers.device_memory" : ""));
+}
+
+}  // namespace
+
+int compute_threads_of(const RunConfig& config) {
+  return config.run.compute_threads.value_or(usable_cores());
+}
+
+Result<model::Architecture> resolve_architecture(const RunConfig& config,
+                                                 const model::Architecture* path_architecture) {
+  std::optional<std::int64_t> tokenizer_vocab;
+  if (!config.data.tokenizer.empty()) {
+    HEADRACE_ASSIGN(const auto tokenizer, model::make_tokenizer(config.data.tokenizer));
+    tokenizer_vocab = tokenizer->vocab();
+  }
+  model::Architecture architecture;
+  if (path_architecture != nullptr) {
+    architecture = *path_architecture;
+  } else {
+    HEADRACE_ASSIGN(architecture, model::architecture_from_section(config.model, tokenizer_vocab));
+  }
+  if (!config.data.tokenizer.empty()) {
+    architecture.tokenizer = config.data.tokenizer;
+  }
+  return architecture;
+}
+
+Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const PlanRequest& request) {
+  plan::PlanSettings settings;
+  settings.purpose = request.purpose;
+  settings.separate_device = config.tiers.device_memory_bytes.has_value() ||
+                             config.tiers.links.h2d.has_value() ||
+                             config.tiers.links.d2h.has_value();
+  HEADRACE_ASSIGN(const HostMemory memory, host_memory());
+  set_budgets(config, memory, settings);
+  HEADRACE_ASSIGN(const ProcessMemory process, process_memory());
+  settings.process_bytes = static_cast<std::size_t>(process.used_bytes()) + kProcessGrowthBytes;
+  settings.place = place_of(config);
+  settings.lookahead = config.tiers.lookahead;
+  HEADRACE_ASSIGN(settings.tile_elements, tile_of(config, request));
+  settings.traversal = traversal_of(config);
+  settings.update = update_of(config);
+  settings.grad = config.precision.grad.value_or("fp32") == "bf16" ? Dtype::kBf16 : Dtype::kF32;
+  const NvmeFolder folder = store_folder(config);
+  settings.h2d_cap = config.tiers.links.h2d;
+  settings.d2h_cap = config.tiers.links.d2h;
+  settings.nvme_read_cap = config.tiers.links.nvme_read;
+  settings.nvme_write_cap =
+      smaller_of(config.tiers.links.nvme_write, folder.write_limit_bytes_per_s);
+  settings.steps = request.steps;
+  settings.endurance_bytes = folder.endurance_bytes;
+  settings.config_name = config.file;
+  return settings;
+}
+
+Result<Planned> make_planned(const RunConfig& config,
+                             const model::Architecture& architecture,
+                             const plan::MachineProfile& machine,
+                             const PlanRequest& request) {
+  Planned planned;
+  planned.architecture = architecture;
+  planned.machine = machine;
+  const model::BatchShape batch = {.micro_batch = config.batch.micro_batch,
+                                   .seq_len = config.batch.seq_len,
+                                   .accumulate = config.batch.accumulate,
+                                   .compute_threads = compute_threads_of(config)};
+  HEADRACE_ASSIGN(planned.spec, model::make_model_spec(architecture, batch, config.optim));
+  HEADRACE_ASSIGN(planned.settings, make_plan_settings(config, request));
+  HEADRACE_ASSIGN(planned.plan, plan::make_plan(planned.spec, planned.settings, machine));
+  HEADRACE_ASSIGN(const HostMemory memory, host_memory());
+  HEADRACE_TRY(check_machine(planned, memory));
+  planned.options.compute_threads = batch.compute_threads;
+  planned.options.optimizer_threads = config.optim.threads.value_or(usable_cores());
+  planned.options.io_depth = config.tiers.io_depth.value_or(kIoDepth);
+  planned.options.h2d_bytes_per_s = planned.settings.h2d_cap;
+  planned.options.d2h_bytes_per_s = planned.settings.d2h_cap;
+  planned.options.nvme_read_bytes_per_s = planned.settings.nvme_read_cap;
+  planned.options.nvme_write_bytes_per_s = planned.settings.nvme_write_cap;
+  return planned;
+}
+
+tiers::nvme::StoreContents store_contents(const Planned& planned, const std::string& run_dir) {
+  tiers::nvme::StoreContents contents;
+  for (std::size_t u = 0; u < planned.plan.units.size(); ++u) {
+    const std::vector<plan::TileSpec>& tiles = planned.plan.units[u].tiles;
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
+      const auto elements = static_cast<std::uint64_t>(tiles[t].elements);
+      contents.tiles.push_back({.unit = static_cast<std::uint32_t>(u),
+                                .tile = static_cast<std::uint32_t>(t),
+                                .param_bytes = elements * sizeof(float),
+                                .state_bytes = tiles[t].frozen ? 0 : 2 * elements * sizeof(float)});
+    }
+  }
+  contents.tensor_table =
+      tensor_table_to_text(make_tensor_table(planned.architecture, planned.spec, planned.plan));
+  contents.layout_tag = "fp32/fp32";
+  contents.run_dir = run_dir;
+  return contents;
+}
+
+Engine::Engine(Planned planned) : planned_(std::move(planned)) {
+  if (environment_flag("HEADRACE_RACE_CHECK")) {
+    races_ = std::make_unique<tiers::RaceChecker>();
+  }
+  if (environment_flag("HEADRACE_TRACE")) {
+    trace_ = std::make_unique<TraceRecorder>(kTraceEventsMax);
+  }
+  runtime_.races = races_.get();
+  runtime_.trace = trace_.get();
+}
+
+Engine::~Engine() = default;
+
+Result<std::unique_ptr<Engine>> Engine::create(Planned planned, tiers::nvme::Store* store) {
+  std::unique_ptr<Engine> engine(new Engine(std::move(planned)));
+  const Planned& owned = engine->planned_;
+  const model::BatchShape batch = {.micro_batch = owned.spec.micro_batch,
+                                   .seq_len = owned.spec.seq_len,
+                                   .accumulate = owned.spec.accumulate,
+                                   .compute_threads = owned.options.compute_threads};
+  HEADRACE_ASSIGN(exec::Model model, model::make_model(owned.architecture, owned.spec, batch));
+  HEADRACE_ASSIGN(
+      engine->executor_,
+      exec::Executor::create(
+          engine->runtime_, owned.plan, owned.spec, std::move(model), store, owned.options));
+  return engine;
+}
+
+Status Engine::check_races() const {
+  if (races_ == nullptr) {
+    return {};
+  }
+  const std::vector<tiers::Race> races = races_->races();
+  if (races.empty()) {
+    return {};
+  }
+  Error error = operating_error(fmt::format("the race checker found {} races in {} operations",
+                                            races.size(),
+                                            races_->operations_checked()))
+                    .with_hint("this is a fault of headrace: please report it");
+  for (std::size_t i = 0; i < std::min(kRacesShown, races.size()); ++i) {
+    error.others.push_back(operating_error(races[i].text));
+  }
+  return error;
+}
+
+Status Engine::write_trace(const std::string& folder) const {
+  if (trace_ == nullptr) {
+    return {};
+  }
+  HEADRACE_TRY(make_directory(folder, Parents::kMake));
+  return trace_->write(folder + "/trace.json");
+}
+
+}  // namespace headrace::train

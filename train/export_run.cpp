@@ -1,0 +1,57 @@
+#include "train/export_run.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <memory>
+#include <span>
+
+#include "core/files.hpp"
+#include "model/huggingface.hpp"
+#include "model/spec.hpp"
+#include "tiers/memory.hpp"
+#include "train/interrupt.hpp"
+#include "train/run_dir.hpp"
+#include "train/weights.hpp"
+
+namespace headrace::train {
+
+Result<Exported> export_run(const ExportRequest& request) {
+  if (!is_run_directory(request.run_dir)) {
+    return usage_error(fmt::format("'{}' is not the directory of a run", request.run_dir))
+        .with_why(is_directory(request.run_dir) ? "there is no store.json in it"
+                                                : "there is no such directory")
+        .with_hint("name the run.dir of a run that was trained");
+  }
+  HEADRACE_ASSIGN(const std::unique_ptr<Weights> weights, open_weights(request.run_dir, {}));
+  const model::Architecture& architecture = weights->architecture();
+  // Any batch gives the same tensors.
+  HEADRACE_ASSIGN(const plan::ModelSpec spec,
+                  model::make_model_spec(
+                      architecture,
+                      {.micro_batch = 1, .seq_len = 1, .accumulate = 1, .compute_threads = 1},
+                      {}));
+  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
+                  tiers::Arena::create(tiers::Tier::kHost, "export", kExportBufferBytes));
+  model::HuggingFaceExport target;
+  target.dir = request.target_dir;
+  target.dtype = request.dtype;
+  target.buffer =
+      std::span(reinterpret_cast<float*>(arena->data()), kExportBufferBytes / sizeof(float));
+  target.read = [&](int unit, std::int64_t begin, std::span<float> out) -> Status {
+    if (interrupt_requested()) {
+      return make_error(ExitCode::kInterrupted, "interrupted");
+    }
+    return weights->read(spec, unit, begin, out);
+  };
+  HEADRACE_TRY(model::export_huggingface(architecture, spec, target));
+  Exported exported;
+  exported.source = weights->description();
+  exported.target_dir = request.target_dir;
+  exported.dtype = request.dtype;
+  exported.parameters = spec.parameters();
+  HEADRACE_ASSIGN(exported.bytes, file_size_bytes(request.target_dir + "/model.safetensors"));
+  return exported;
+}
+
+}  // namespace headrace::train

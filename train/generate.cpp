@@ -1,0 +1,190 @@
+#include "train/generate.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <memory>
+#include <numeric>
+#include <utility>
+#include <vector>
+
+#include "core/assert.hpp"
+#include "core/config.hpp"
+#include "core/random.hpp"
+#include "model/tokenizer.hpp"
+#include "train/engine.hpp"
+#include "train/interrupt.hpp"
+#include "train/probe.hpp"
+#include "train/session.hpp"
+#include "train/weights.hpp"
+
+namespace headrace::train {
+namespace {
+
+constexpr std::int64_t kWindowGranule = 64;
+
+struct Candidate {
+  std::int32_t token = 0;
+  double weight = 0;  // not normalised
+};
+
+// Of all tokens with exp((logit - largest) / temperature), most likely first.
+std::vector<Candidate> ranked(std::span<const float> logits, double temperature) {
+  std::vector<std::int32_t> order(logits.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::int32_t a, std::int32_t b) {
+    return logits[static_cast<std::size_t>(a)] > logits[static_cast<std::size_t>(b)];
+  });
+  const double largest = logits[static_cast<std::size_t>(order.front())];
+  std::vector<Candidate> candidates;
+  candidates.reserve(order.size());
+  for (const std::int32_t token : order) {
+    const double logit = logits[static_cast<std::size_t>(token)];
+    candidates.push_back({.token = token, .weight = std::exp((logit - largest) / temperature)});
+  }
+  return candidates;
+}
+
+double total_of(const std::vector<Candidate>& candidates) {
+  return std::accumulate(
+      candidates.begin(), candidates.end(), 0.0, [](double sum, const Candidate& candidate) {
+        return sum + candidate.weight;
+      });
+}
+
+void keep_top_p(double top_p, std::vector<Candidate>& candidates) {
+  const double wanted = top_p * total_of(candidates);
+  double sum = 0;
+  std::size_t count = 0;
+  while (count < candidates.size() && (count == 0 || sum < wanted)) {
+    sum += candidates[count++].weight;
+  }
+  candidates.resize(count);
+}
+
+std::int64_t round_up(std::int64_t value, std::int64_t granule) {
+  return (value + granule - 1) / granule * granule;
+}
+
+// The engine with the weights in it, for windows of the length that its plan has.
+struct Generator {
+  std::unique_ptr<Engine> engine;
+  std::vector<std::int32_t> window;
+};
+
+Result<Generator> make_generator(Weights& weights, std::int64_t length) {
+  HEADRACE_ASSIGN(RunConfig config, default_run_config({}));
+  config.batch.micro_batch = 1;
+  config.batch.seq_len =
+      std::min(weights.architecture().max_seq_len, round_up(length, kWindowGranule));
+  config.batch.accumulate = 1;
+  config = resolve_config(std::move(config), std::nullopt);
+  HEADRACE_ASSIGN(const plan::MachineProfile machine, known_machine());
+  PlanRequest request;
+  request.purpose = plan::Purpose::kGenerate;
+  HEADRACE_ASSIGN(Planned planned, make_planned(config, weights.architecture(), machine, request));
+  Generator generator;
+  HEADRACE_ASSIGN(generator.engine, Engine::create(std::move(planned), nullptr));
+  const plan::ModelSpec& spec = generator.engine->planned().spec;
+  HEADRACE_TRY(generator.engine->executor().load(
+      [&](int unit, std::int64_t begin, std::span<float> out) -> Status {
+        return weights.read(spec, unit, begin, out);
+      }));
+  generator.window.resize(static_cast<std::size_t>(config.batch.seq_len));
+  return generator;
+}
+
+// Logits of the token after `tokens`, of which the last that fit are seen.
+Result<std::span<const float>> next_logits(Generator& generator,
+                                           const std::vector<std::int32_t>& tokens) {
+  const std::size_t seen = std::min(tokens.size(), generator.window.size());
+  std::copy(
+      tokens.end() - static_cast<std::ptrdiff_t>(seen), tokens.end(), generator.window.begin());
+  std::fill(
+      generator.window.begin() + static_cast<std::ptrdiff_t>(seen), generator.window.end(), 0);
+  return generator.engine->executor().logits(generator.window, static_cast<std::int64_t>(seen) - 1);
+}
+
+Result<std::unique_ptr<model::Tokenizer>> tokenizer_for(const Weights& weights) {
+  const std::string name = tokenizer_of(weights.architecture());
+  if (name.empty()) {
+    return usage_error(
+               fmt::format("{} names no tokenizer that this version has", weights.description()))
+        .with_hint("models that headrace trained on bytes can generate");
+  }
+  return model::make_tokenizer(name);
+}
+
+}  // namespace
+
+std::int32_t sample_token(std::span<const float> logits,
+                          const SamplerSettings& settings,
+                          std::int64_t index) {
+  HEADRACE_ASSERT(!logits.empty(), "there is a vocabulary");
+  if (settings.temperature <= 0) {
+    return static_cast<std::int32_t>(std::max_element(logits.begin(), logits.end()) -
+                                     logits.begin());
+  }
+  std::vector<Candidate> candidates = ranked(logits, settings.temperature);
+  if (settings.top_k) {
+    candidates.resize(std::min(candidates.size(), static_cast<std::size_t>(*settings.top_k)));
+  }
+  if (settings.top_p) {
+    keep_top_p(*settings.top_p, candidates);
+  }
+  const RandomSource random(settings.seed, RandomStream::kSampling);
+  const double drawn =
+      random.uniform({.update = 0, .tensor = 0, .element = static_cast<std::uint64_t>(index)}) *
+      total_of(candidates);
+  double sum = 0;
+  for (const Candidate& candidate : candidates) {
+    sum += candidate.weight;
+    if (drawn < sum) {
+      return candidate.token;
+    }
+  }
+  return candidates.back().token;
+}
+
+Result<Generated> generate(const GenerateRequest& request,
+                           const std::function<bool(std::string_view)>& on_text) {
+  HEADRACE_ASSIGN(const std::unique_ptr<Weights> weights, open_weights(request.dir, {}));
+  HEADRACE_ASSIGN(const std::unique_ptr<model::Tokenizer> tokenizer, tokenizer_for(*weights));
+  std::vector<std::int32_t> tokens;
+  tokenizer->encode(request.prompt, tokens);
+  if (tokens.empty()) {
+    return usage_error("the prompt is empty").with_hint("--prompt TEXT: at least one character");
+  }
+  HEADRACE_ASSIGN(
+      Generator generator,
+      make_generator(*weights, static_cast<std::int64_t>(tokens.size()) + request.tokens));
+  Generated generated;
+  generated.model = weights->description();
+  generated.end = "length";
+  const std::vector<std::int64_t>& ends = weights->architecture().eos_tokens;
+  while (generated.tokens < request.tokens) {
+    if (interrupt_requested()) {
+      generated.end = "interrupt";
+      break;
+    }
+    HEADRACE_ASSIGN(const std::span<const float> logits, next_logits(generator, tokens));
+    const std::int32_t token = sample_token(logits, request.sampler, generated.tokens);
+    if (std::find(ends.begin(), ends.end(), token) != ends.end()) {
+      generated.end = "eos";
+      break;
+    }
+    tokens.push_back(token);
+    generated.tokens += 1;
+    const std::size_t before = generated.text.size();
+    HEADRACE_TRY(tokenizer->decode({&token, 1}, generated.text));
+    if (!on_text(std::string_view(generated.text).substr(before))) {
+      generated.end = "closed";
+      break;
+    }
+  }
+  HEADRACE_TRY(generator.engine->check_races());
+  return generated;
+}
+
+}  // namespace headrace::train

@@ -1,0 +1,436 @@
+#include "train/session.hpp"
+
+#include <fmt/format.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <sstream>
+#include <utility>
+
+#include "core/config.hpp"
+#include "core/files.hpp"
+#include "core/log.hpp"
+#include "core/quantity.hpp"
+#include "model/initialize.hpp"
+#include "train/probe.hpp"
+#include "train/weights.hpp"
+
+namespace headrace::train {
+namespace {
+
+using tiers::nvme::Store;
+
+Result<std::vector<std::string>> expand(const RunConfig& config,
+                                        const std::vector<std::string>& patterns,
+                                        const std::string& key) {
+  std::vector<std::string> files;
+  for (const std::string& pattern : patterns) {
+    Result<std::vector<std::string>> found = expand_glob(pattern);
+    if (!found) {
+      Error error = std::move(found).error();
+      error.code = ExitCode::kUsage;
+      error.what = fmt::format("{}: {}", key, error.what);
+      error.where = config_place(config, key);
+      return error;
+    }
+    files.insert(files.end(), found->begin(), found->end());
+  }
+  return files;
+}
+
+// What a start builds up step by step.
+class Opener {
+ public:
+  explicit Opener(const SessionOptions& options)
+      : options_(options), session_(std::make_unique<Session>()) {}
+
+  Result<std::unique_ptr<Session>> open() {
+    session_->config = options_.config;
+    session_->paths.dir = options_.config.run.dir;
+    HEADRACE_TRY(look_at_run());
+    HEADRACE_TRY(read_model_and_data());
+    if (session_->resumed) {
+      HEADRACE_TRY(check_same_numbers(session_->state, session_->config, numbers_));
+      if (session_->state.step >= session_->steps) {
+        session_->complete = true;
+        return std::move(session_);
+      }
+      log_changes();
+    }
+    session_->state.config = session_->config;
+    session_->state.numbers = numbers_;
+    HEADRACE_TRY(plan());
+    HEADRACE_TRY(start());
+    return std::move(session_);
+  }
+
+ private:
+  // Reads only, except for the locks.
+  Status look_at_run() {
+    Session& session = *session_;
+    if (options_.overwrite && options_.resume == ResumeMode::kRequired) {
+      return usage_error("--overwrite and --resume required exclude each other");
+    }
+    if (is_directory(session.paths.dir)) {
+      HEADRACE_ASSIGN(session.lock, RunLock::take(session.paths.dir));
+    }
+    HEADRACE_ASSIGN(Beginning beginning,
+                    begin_run(session.paths,
+                              {.resume = options_.resume,
+                               .overwrite = options_.overwrite,
+                               .direct_io_required = session.config.tiers.direct_io == "on"}));
+    replaced_ = std::move(beginning.replaced);
+    session.store = std::move(beginning.resumed);
+    session.resumed = session.store != nullptr;
+    if (session.resumed) {
+      HEADRACE_ASSIGN(
+          session.state,
+          run_state_from_text(session.store->last_commit()->run_state, session.store->path()));
+      HEADRACE_ASSIGN(
+          table_,
+          tensor_table_from_text(session.store->contents().tensor_table, session.store->path()));
+    }
+    session.config =
+        resolve_config(std::move(session.config),
+                       session.resumed ? session.state.config.run.compute_threads : std::nullopt);
+    return {};
+  }
+
+  Status read_model_and_data() {
+    Session& session = *session_;
+    const std::string& path = session.config.model.path;
+    const bool from_commit =
+        session.resumed && !path.empty() && path == session.state.config.model.path;
+    const model::Architecture* of_path =
+        from_commit ? &session.state.numbers.architecture : nullptr;
+    if (!path.empty() && !from_commit) {
+      HEADRACE_ASSIGN(weights_, open_weights(path, session.config.model.ignore));
+      of_path = &weights_->architecture();
+    }
+    HEADRACE_ASSIGN(numbers_.architecture, resolve_architecture(session.config, of_path));
+    HEADRACE_ASSIGN(session.data, open_run_data(session.config, numbers_.architecture.vocab));
+    numbers_.data = session.data.train->identity();
+    HEADRACE_ASSIGN(session.loader,
+                    TrainLoader::make(*session.data.train,
+                                      session.data.split.train,
+                                      {.order = session.config.data.order,
+                                       .batch = session.config.batch,
+                                       .seed = session.config.run.seed}));
+    HEADRACE_ASSIGN(session.eval_loader, make_eval_loader(session.config, session.data));
+    if (!session.config.run.steps && !session.config.run.epochs) {
+      return usage_error("neither run.steps nor run.epochs is set")
+          .with_hint("say how long to train: --set run.steps=200")
+          .with_where(session.config.file);
+    }
+    session.steps = session.config.run.steps ? *session.config.run.steps
+                                             : session.loader->steps_in(*session.config.run.epochs);
+    HEADRACE_ASSIGN(session.schedule, make_schedule(session.config, session.steps));
+    return {};
+  }
+
+  void log_changes() {
+    for (const std::string& line : changed_settings(session_->state.config, session_->config)) {
+      log_info(fmt::format("changed since the commit: {}", line));
+    }
+  }
+
+  Status plan() {
+    Session& session = *session_;
+    HEADRACE_ASSIGN(const plan::MachineProfile machine,
+                    find_machine(options_.machine_file, store_folder(session.config).path));
+    session.memory = std::make_unique<MemoryMeter>();
+    PlanRequest request;
+    request.steps = session.steps;
+    if (session.resumed) {
+      request.stored_tile_elements = table_.tile_elements;
+    }
+    HEADRACE_ASSIGN(planned_,
+                    make_planned(session.config, numbers_.architecture, machine, request));
+    if (session.resumed) {
+      HEADRACE_TRY(check_same_tiles(table_, planned_.plan, session.store->path()));
+    }
+    for (const std::string& note : planned_.plan.notes) {
+      log_info(fmt::format("plan: {}", note));
+    }
+    if (!planned_.plan.wear_warning.empty()) {
+      log_warning(planned_.plan.wear_warning);
+    }
+    return {};
+  }
+
+  // From here on files change.
+  Status start() {
+    Status status = begin();
+    if (status) {
+      run_folder_.keep();
+      store_folder_.keep();
+    } else {
+      drop_new_store();
+    }
+    return status;
+  }
+
+  Status begin() {
+    Session& session = *session_;
+    HEADRACE_ASSIGN(run_folder_, MadeFolders::make(session.paths.dir));
+    if (!session.lock) {
+      HEADRACE_ASSIGN(session.lock, RunLock::take(session.paths.dir));
+    }
+    HEADRACE_TRY(session.resumed ? load_resumed() : load_fresh());
+    return write_files();
+  }
+
+  Status load_resumed() {
+    Session& session = *session_;
+    HEADRACE_ASSIGN(session.engine, Engine::create(std::move(planned_), session.store.get()));
+    log_info(fmt::format("resuming '{}' after step {} from '{}'",
+                         session.paths.dir,
+                         session.state.step,
+                         session.store->path()));
+    HEADRACE_TRY(session.engine->executor().load_committed(session.state.update_count));
+    return {};
+  }
+
+  Status load_fresh() {
+    Session& session = *session_;
+    const NvmeFolder folder = store_folder(session.config);
+    if (replaced_) {
+      log_info(fmt::format("removing the store '{}/{}'", replaced_->folder, replaced_->id));
+      HEADRACE_TRY(tiers::nvme::remove_store(replaced_->folder, replaced_->id));
+    }
+    if (is_directory(parent_path(folder.path))) {
+      HEADRACE_ASSIGN(store_folder_, MadeFolders::make(folder.path));
+    }
+    HEADRACE_ASSIGN(session.store,
+                    Store::create({.folder = folder.path,
+                                   .direct_io_required = session.config.tiers.direct_io == "on",
+                                   .space_bytes_max = folder.space_bytes},
+                                  store_contents(planned_, session.paths.dir)));
+    new_store_ = StoreReference{.folder = folder.path, .id = session.store->id()};
+    HEADRACE_TRY(write_store_reference(session.paths, *new_store_));
+    HEADRACE_ASSIGN(session.engine, Engine::create(std::move(planned_), session.store.get()));
+    log_info(fmt::format("loading {} into {} of store '{}'",
+                         weights_ != nullptr ? weights_->description() : "initial weights",
+                         format_bytes(session.store->bytes()),
+                         session.store->path()));
+    return session.engine->executor().load(
+        [&](int unit, std::int64_t begin, std::span<float> out) -> Status {
+          const plan::ModelSpec& spec = session.engine->planned().spec;
+          if (weights_ != nullptr) {
+            return weights_->read(spec, unit, begin, out);
+          }
+          model::initialize_range(spec,
+                                  numbers_.architecture,
+                                  {.seed = session.config.run.seed, .unit = unit, .begin = begin},
+                                  out);
+          return {};
+        });
+  }
+
+  // Of a start that failed: nothing of it stays.
+  void drop_new_store() {
+    if (!new_store_) {
+      return;
+    }
+    session_->engine.reset();
+    session_->store.reset();
+    session_->metrics.reset();
+    const Status removed = tiers::nvme::remove_store(new_store_->folder, new_store_->id);
+    if (!removed || ::unlink(session_->paths.store().c_str()) != 0) {
+      log_warning(fmt::format("the store '{}/{}' of the failed start stays: headrace store remove",
+                              new_store_->folder,
+                              new_store_->id));
+    }
+  }
+
+  Status write_files() {
+    Session& session = *session_;
+    const Planned& planned = session.engine->planned();
+    HEADRACE_ASSIGN(session.metrics,
+                    MetricsFile::open(session.paths.metrics(), session.state.step));
+    HEADRACE_TRY(set_log_file(session.paths.log()));
+    const std::string constants =
+        fmt::format("Constants of the run: compute_threads {}, vocabulary rows a chunk {}",
+                    planned.options.compute_threads,
+                    planned.spec.head.rows_per_chunk);
+    HEADRACE_TRY(write_file_atomically(
+        session.paths.config(),
+        to_toml(session.config,
+                {"Every setting of the run, as resolved by headrace.", constants})));
+    return write_file_atomically(session.paths.plan(),
+                                 plan::plan_to_json(planned.plan, planned.spec).dump(1) + "\n");
+  }
+
+  const SessionOptions& options_;
+  std::unique_ptr<Session> session_;
+  std::optional<StoreReference> replaced_;
+  std::optional<StoreReference> new_store_;
+  MadeFolders run_folder_;
+  MadeFolders store_folder_;
+  TensorTable table_;  // of the resumed store
+  std::unique_ptr<Weights> weights_;
+  RunNumbers numbers_;
+  Planned planned_;
+};
+
+// The lines "key = value" of TOML, with their sections put before the keys.
+void add_toml(const std::string& toml, std::vector<Setting>& settings) {
+  std::istringstream lines(toml);
+  std::string section;
+  for (std::string line; std::getline(lines, line);) {
+    if (line.starts_with("[")) {
+      section =
+          line.substr(line.find_first_not_of('['), line.find(']') - line.find_first_not_of('['));
+      continue;
+    }
+    const std::size_t equals = line.find(" = ");
+    if (!line.starts_with("#") && equals != std::string::npos) {
+      settings.push_back(
+          {.name = section + "." + line.substr(0, equals), .value = line.substr(equals + 3)});
+    }
+  }
+}
+
+}  // namespace
+
+Result<std::unique_ptr<TokenSource>> open_token_files(const RunConfig& config,
+                                                      const std::vector<std::string>& patterns,
+                                                      const std::string& key,
+                                                      std::int64_t vocab) {
+  HEADRACE_ASSIGN(const std::vector<std::string> files, expand(config, patterns, key));
+  return TokenSource::open(files,
+                           {.tokenizer = config.data.tokenizer,
+                            .token_width = config.data.token_width,
+                            .eos = config.data.eos,
+                            .vocab = vocab,
+                            .where = config_place(config, key)});
+}
+
+Result<RunData> open_run_data(const RunConfig& config, std::int64_t vocab) {
+  if (config.data.train.empty()) {
+    return usage_error("data.train is not set")
+        .with_hint("name files or patterns: --set 'data.train=[\"corpus.txt\"]'")
+        .with_where(config.file);
+  }
+  RunData data;
+  HEADRACE_ASSIGN(data.train, open_token_files(config, config.data.train, "data.train", vocab));
+  if (!config.eval.data.empty()) {
+    HEADRACE_ASSIGN(data.eval, open_token_files(config, config.eval.data, "eval.data", vocab));
+  }
+  data.split = split_tail(data.train->tokens(), config.eval.fraction);
+  return data;
+}
+
+Result<std::optional<EvalLoader>> make_eval_loader(const RunConfig& config, RunData& data) {
+  TokenSource* source = data.eval != nullptr ? data.eval.get() : data.train.get();
+  const TokenRange range = data.eval != nullptr
+                               ? TokenRange{.first = 0, .tokens = data.eval->tokens()}
+                               : data.split.eval;
+  if (data.eval == nullptr && !config.eval.fraction) {
+    return std::optional<EvalLoader>();
+  }
+  Result<EvalLoader> loader = EvalLoader::make(
+      *source, range, {.batch = config.batch, .micro_batches = config.eval.batches});
+  if (!loader) {
+    Error error = std::move(loader).error();
+    error.where = config_place(config, data.eval != nullptr ? "eval.data" : "eval.fraction");
+    return error;
+  }
+  return std::optional(*std::move(loader));
+}
+
+RunConfig resolve_config(RunConfig config, std::optional<int> committed_threads) {
+  if (!config.run.compute_threads) {
+    config.run.compute_threads =
+        committed_threads ? *committed_threads : compute_threads_of(config);
+  }
+  if (!config.precision.compute) {
+    config.precision.compute = "fp32";
+  }
+  if (!config.precision.grad) {
+    config.precision.grad = config.precision.compute;
+  }
+  return config;
+}
+
+Result<std::unique_ptr<Session>> open_session(const SessionOptions& options) {
+  return Opener(options).open();
+}
+
+Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file) {
+  std::optional<int> committed_threads;
+  PlanRequest request;
+  const RunPaths paths{.dir = asked.run.dir};
+  if (path_exists(paths.store())) {
+    // A run that is under way or damaged is planned as a fresh one.
+    if (const Result<std::unique_ptr<Store>> store = open_committed_store(paths)) {
+      HEADRACE_ASSIGN(const RunState state,
+                      run_state_from_text((*store)->last_commit()->run_state, (*store)->path()));
+      HEADRACE_ASSIGN(const TensorTable table,
+                      tensor_table_from_text((*store)->contents().tensor_table, (*store)->path()));
+      committed_threads = state.config.run.compute_threads;
+      request.stored_tile_elements = table.tile_elements;
+    }
+  }
+  const RunConfig config = resolve_config(asked, committed_threads);
+  std::unique_ptr<Weights> weights;
+  if (!config.model.path.empty()) {
+    HEADRACE_ASSIGN(weights, open_weights(config.model.path, config.model.ignore));
+  }
+  HEADRACE_ASSIGN(
+      const model::Architecture architecture,
+      resolve_architecture(config, weights != nullptr ? &weights->architecture() : nullptr));
+  request.steps = config.run.steps.value_or(0);
+  if (config.run.epochs) {
+    HEADRACE_ASSIGN(const RunData data, open_run_data(config, architecture.vocab));
+    HEADRACE_ASSIGN(
+        const TrainLoader loader,
+        TrainLoader::make(
+            *data.train,
+            data.split.train,
+            {.order = config.data.order, .batch = config.batch, .seed = config.run.seed}));
+    request.steps = loader.steps_in(*config.run.epochs);
+  }
+  HEADRACE_ASSIGN(const plan::MachineProfile machine,
+                  find_machine(machine_file, store_folder(config).path));
+  return make_planned(config, architecture, machine, request);
+}
+
+std::vector<Setting> settings_of(const Session& session) {
+  const Planned& planned = session.engine->planned();
+  const model::Architecture& architecture = planned.architecture;
+  std::vector<Setting> settings;
+  const auto add = [&](std::string name, std::string value) {
+    settings.push_back({.name = std::move(name), .value = std::move(value)});
+  };
+  add_toml(to_toml(session.config), settings);
+  add("architecture",
+      fmt::format("{}: {} layers, hidden {}, heads {} ({} of keys and values, width {}), ffn {}, "
+                  "vocab {}, max_seq_len {}, head {}",
+                  model::family_name(architecture.family),
+                  architecture.layers,
+                  architecture.hidden,
+                  architecture.heads,
+                  architecture.kv_heads,
+                  architecture.head_dim,
+                  architecture.ffn,
+                  architecture.vocab,
+                  architecture.max_seq_len,
+                  architecture.tied ? "tied" : "untied"));
+  add("parameters",
+      fmt::format("{} ({} trainable)",
+                  format_count(static_cast<double>(planned.spec.parameters())),
+                  format_count(static_cast<double>(planned.spec.trainable_parameters()))));
+  add("steps", fmt::format("{} of {}", session.steps - session.state.step, session.steps));
+  add("tokens a step", std::to_string(session.loader->tokens_per_step()));
+  add("data",
+      fmt::format("{} tokens in {} files; the run is {:.2f} epochs",
+                  session.data.train->tokens(),
+                  session.data.train->identity().files,
+                  session.loader->epochs_at(session.steps)));
+  add("optimizer threads", std::to_string(planned.options.optimizer_threads));
+  add("store", session.store->path());
+  return settings;
+}
+
+}  // namespace headrace::train

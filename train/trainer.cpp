@@ -1,0 +1,259 @@
+#include "train/trainer.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cmath>
+#include <utility>
+
+#include "core/log.hpp"
+#include "core/quantity.hpp"
+#include "train/evaluate.hpp"
+#include "train/interrupt.hpp"
+
+namespace headrace::train {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+class Trainer {
+ public:
+  Trainer(Session& session, TrainObserver& observer)
+      : session_(session), observer_(observer), batch_(session.config.batch) {}
+
+  Result<TrainSummary> run() {
+    begin_summary();
+    while (session_.state.step < session_.steps && !interrupt_requested() && !gave_up()) {
+      HEADRACE_TRY(one_step());
+    }
+    HEADRACE_TRY(commit());
+    HEADRACE_TRY(session_.engine->check_races());
+    HEADRACE_TRY(session_.engine->write_trace(session_.paths.trace()));
+    if (gave_up()) {
+      return gave_up_error();
+    }
+    end_summary();
+    return std::move(summary_);
+  }
+
+ private:
+  [[nodiscard]] bool gave_up() const { return session_.state.skipped_in_row >= kSkippedInRowMax; }
+
+  Error gave_up_error() {
+    // The next start counts anew: it was asked for.
+    return operating_error(fmt::format("{} steps in a row were skipped: the run stops at step {}",
+                                       kSkippedInRowMax,
+                                       session_.state.step))
+        .with_why(fmt::format("NaN or Inf in the gradients, last in {}", last_cause_))
+        .with_hint(
+            "the weights are as the last good step left them, and committed; lower optim.lr, or "
+            "look at the data");
+  }
+
+  void begin_summary() {
+    const plan::Plan& plan = session_.engine->planned().plan;
+    summary_.run_dir = session_.paths.dir;
+    summary_.steps = session_.steps;
+    summary_.planned_peak_bytes =
+        plan.device_arena_bytes + plan.host_arena_bytes + plan.process_bytes;
+    if (const plan::Prediction* steady = plan::find_prediction(plan, "steady")) {
+      summary_.predicted_step_s = steady->seconds;
+    }
+    session_.state.skipped_in_row = gave_up() ? 0 : session_.state.skipped_in_row;
+  }
+
+  Status one_step() {
+    const Clock::time_point begin = Clock::now();
+    HEADRACE_TRY(session_.loader->fill(session_.state.step, batch_));
+    const double data_s = seconds_since(begin);
+    exec::Executor& executor = session_.engine->executor();
+    exec::StepInputs inputs;
+    inputs.tokens = batch_.tokens;
+    inputs.targets = batch_.targets;
+    inputs.unmasked_targets = batch_.unmasked_targets;
+    inputs.lr = learning_rate(session_.schedule, executor.update_count());
+    inputs.clip = session_.config.optim.clip;
+    HEADRACE_ASSIGN(const exec::StepResult result, executor.step(inputs));
+    StepMetrics row = make_row(result, inputs.lr);
+    row.step_s = seconds_since(begin);
+    row.tokens_per_s = static_cast<double>(session_.loader->tokens_per_step()) / row.step_s;
+    row.stall_s["data"] = data_s;
+    take_notes(row);
+    HEADRACE_TRY(evaluate_if_due(row));
+    HEADRACE_TRY(session_.metrics->append(row));
+    if (row.step % session_.config.log.every == 0 || row.skipped || row.eval ||
+        row.step == session_.steps) {
+      observer_.on_step(row, session_.steps);
+    }
+    return {};
+  }
+
+  StepMetrics make_row(const exec::StepResult& result, double lr) {
+    RunState& state = session_.state;
+    state.step += 1;
+    state.tokens += session_.loader->tokens_per_step();
+    state.update_count = session_.engine->executor().update_count();
+    state.skipped_in_row = result.non_finite ? state.skipped_in_row + 1 : 0;
+    StepMetrics row;
+    row.step = state.step;
+    row.loss = result.loss;
+    row.grad_norm = result.grad_norm;
+    row.lr = lr;
+    row.tokens = state.tokens;
+    row.skipped = result.non_finite;
+    row.bound_s = bound_of(result);
+    row.stall_s = result.stall_seconds;
+    row.bytes = result.link_bytes;
+    row.bytes["commit"] = 0;  // commits follow the last row
+    const exec::PeakMemory peak = session_.engine->executor().peak();
+    row.peak = {.device = peak.device_bytes,
+                .host = peak.host_bytes,
+                .pinned = peak.pinned_bytes,
+                .process = session_.memory->peak_bytes()};
+    return row;
+  }
+
+  // Of the variant that this step was.
+  double bound_of(const exec::StepResult& result) const {
+    const char* variant = summary_.steps_now == 0 ? "first"
+                          : result.non_finite     ? "skipped"
+                                                  : "steady";
+    const plan::Prediction* prediction =
+        plan::find_prediction(session_.engine->planned().plan, variant);
+    return prediction != nullptr ? prediction->bound_seconds : 0;
+  }
+
+  void take_notes(const StepMetrics& row) {
+    summary_.steps_now += 1;
+    summary_.seconds += row.step_s;
+    later_seconds_ += summary_.steps_now > 1 ? row.step_s : 0;
+    summary_.peak = row.peak;
+    if (row.skipped) {
+      summary_.skipped += 1;
+      last_cause_ = fmt::format("{}[{}]", row.skipped->tensor, row.skipped->element);
+      log_warning(fmt::format("step {} was skipped: NaN or Inf in the gradient of {}, {} in all",
+                              row.step,
+                              last_cause_,
+                              row.skipped->count));
+    } else if (std::isfinite(row.loss)) {
+      summary_.loss = row.loss;
+    }
+  }
+
+  Status evaluate_if_due(StepMetrics& row) {
+    const std::optional<std::int64_t>& every = session_.config.eval.every;
+    if (!session_.eval_loader || !every || (row.step % *every != 0 && row.step != session_.steps)) {
+      return {};
+    }
+    HEADRACE_ASSIGN(const EvalResult result,
+                    evaluate(session_.engine->executor(), *session_.eval_loader, batch_, false));
+    row.eval = result;
+    summary_.eval = result;
+    return {};
+  }
+
+  Status commit() {
+    HEADRACE_TRY(session_.metrics->sync());
+    const Clock::time_point begin = Clock::now();
+    HEADRACE_ASSIGN(
+        summary_.commit_bytes,
+        session_.engine->executor().commit(session_.state.step, run_state_to_text(session_.state)));
+    summary_.commit_s = seconds_since(begin);
+    log_info(fmt::format("committed step {} ({} written in {})",
+                         session_.state.step,
+                         format_bytes(summary_.commit_bytes),
+                         format_duration(summary_.commit_s)));
+    return {};
+  }
+
+  void end_summary() {
+    summary_.end =
+        session_.state.step < session_.steps ? TrainEnd::kInterrupted : TrainEnd::kFinished;
+    summary_.step = session_.state.step;
+    summary_.update_count = session_.state.update_count;
+    summary_.tokens = session_.state.tokens;
+    summary_.step_s_mean = summary_.steps_now > 1
+                               ? later_seconds_ / static_cast<double>(summary_.steps_now - 1)
+                               : summary_.seconds;
+    summary_.peak.process = session_.memory->peak_bytes();
+  }
+
+  Session& session_;
+  TrainObserver& observer_;
+  StepBatch batch_;
+  TrainSummary summary_;
+  double later_seconds_ = 0;  // of the steps after the first
+  std::string last_cause_;
+};
+
+const char* end_name(TrainEnd end) {
+  return end == TrainEnd::kFinished ? "finished" : "interrupted";
+}
+
+}  // namespace
+
+Json summary_to_json(const TrainSummary& summary) {
+  Json json = Json::object();
+  json.add("status", end_name(summary.end));
+  json.add("run_dir", summary.run_dir);
+  json.add("step", summary.step);
+  json.add("steps", summary.steps);
+  json.add("update_count", summary.update_count);
+  json.add("skipped", summary.skipped);
+  json.add("tokens", summary.tokens);
+  json.add("loss", summary.loss);
+  if (summary.eval) {
+    Json eval = Json::object();
+    eval.add("loss", summary.eval->loss);
+    eval.add("perplexity", summary.eval->perplexity());
+    eval.add("tokens", summary.eval->tokens);
+    json.add("eval", std::move(eval));
+  }
+  json.add("seconds", summary.seconds);
+  json.add("step_s", summary.step_s_mean);
+  json.add("predicted_step_s", summary.predicted_step_s);
+  Json commit = Json::object();
+  commit.add("bytes", summary.commit_bytes);
+  commit.add("seconds", summary.commit_s);
+  json.add("commit", std::move(commit));
+  Json peak = Json::object();
+  peak.add("device", summary.peak.device);
+  peak.add("host", summary.peak.host);
+  peak.add("pinned", summary.peak.pinned);
+  peak.add("process", summary.peak.process);
+  peak.add("planned", summary.planned_peak_bytes);
+  json.add("peak", std::move(peak));
+  return json;
+}
+
+std::string format_summary(const TrainSummary& summary) {
+  std::string text =
+      fmt::format("{} at step {}/{}: {} steps in {}, {:.0f} ms a step (predicted {:.0f} ms){}\n",
+                  end_name(summary.end),
+                  summary.step,
+                  summary.steps,
+                  summary.steps_now,
+                  format_duration(summary.seconds),
+                  summary.step_s_mean * 1e3,
+                  summary.predicted_step_s * 1e3,
+                  summary.skipped > 0 ? fmt::format(", {} skipped", summary.skipped) : "");
+  text +=
+      fmt::format("memory: process {} at its peak, planned {} (device arena {}, host arena {})\n",
+                  format_bytes(summary.peak.process),
+                  format_bytes(summary.planned_peak_bytes),
+                  format_bytes(summary.peak.device),
+                  format_bytes(summary.peak.host));
+  text += fmt::format("committed in {}\n", summary.run_dir);
+  return text;
+}
+
+Result<TrainSummary> run_training(Session& session, TrainObserver& observer) {
+  return Trainer(session, observer).run();
+}
+
+}  // namespace headrace::train

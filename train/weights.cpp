@@ -1,0 +1,222 @@
+#include "train/weights.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <optional>
+#include <unordered_map>
+#include <utility>
+
+#include "core/files.hpp"
+#include "core/log.hpp"
+#include "model/huggingface.hpp"
+#include "model/tokenizer.hpp"
+#include "tiers/memory.hpp"
+#include "tiers/nvme/store.hpp"
+#include "train/run_dir.hpp"
+#include "train/run_state.hpp"
+
+namespace headrace::train {
+namespace {
+
+class HuggingFaceWeights final : public Weights {
+ public:
+  HuggingFaceWeights(std::string dir, model::HuggingFaceModel model)
+      : dir_(std::move(dir)), model_(std::move(model)) {}
+
+  [[nodiscard]] const model::Architecture& architecture() const override {
+    return model_.architecture();
+  }
+
+  [[nodiscard]] std::string description() const override { return fmt::format("'{}'", dir_); }
+
+  [[nodiscard]] Status read(const plan::ModelSpec& spec,
+                            int unit,
+                            std::int64_t begin,
+                            std::span<float> out) override {
+    return model_.read(spec, unit, begin, out);
+  }
+
+ private:
+  std::string dir_;
+  model::HuggingFaceModel model_;
+};
+
+struct TensorPlace {
+  std::size_t unit = 0;
+  const StoredTensor* tensor = nullptr;
+};
+
+class CommittedWeights final : public Weights {
+ public:
+  CommittedWeights(std::string dir,
+                   std::unique_ptr<tiers::nvme::Store> store,
+                   TensorTable table,
+                   std::unique_ptr<tiers::Arena> tile_memory)
+      : dir_(std::move(dir)),
+        store_(std::move(store)),
+        table_(std::move(table)),
+        tile_memory_(std::move(tile_memory)) {
+    for (std::size_t unit = 0; unit < table_.units.size(); ++unit) {
+      for (const StoredTensor& tensor : table_.units[unit].tensors) {
+        places_[tensor.name] = {.unit = unit, .tensor = &tensor};
+      }
+    }
+  }
+
+  [[nodiscard]] const model::Architecture& architecture() const override {
+    return table_.architecture;
+  }
+
+  [[nodiscard]] std::string description() const override {
+    return fmt::format("the commit of step {} of '{}'", store_->last_commit()->step, dir_);
+  }
+
+  [[nodiscard]] Status read(const plan::ModelSpec& spec,
+                            int unit,
+                            std::int64_t begin,
+                            std::span<float> out) override {
+    std::fill(out.begin(), out.end(), 0.0F);
+    const auto end = begin + static_cast<std::int64_t>(out.size());
+    for (const plan::TensorSpec& tensor : spec.units[static_cast<std::size_t>(unit)].tensors) {
+      const std::int64_t first = std::max(begin, tensor.offset);
+      const std::int64_t last = std::min(end, tensor.offset + tensor.elements);
+      if (first < last) {
+        HEADRACE_TRY(read_tensor(tensor,
+                                 first - tensor.offset,
+                                 out.subspan(static_cast<std::size_t>(first - begin),
+                                             static_cast<std::size_t>(last - first))));
+      }
+    }
+    return {};
+  }
+
+ private:
+  Status read_tensor(const plan::TensorSpec& wanted, std::int64_t first, std::span<float> out) {
+    const auto found = places_.find(wanted.name);
+    if (found == places_.end() || found->second.tensor->shape != wanted.shape) {
+      return corrupt_error(fmt::format("the store '{}' has no tensor '{}' of that shape",
+                                       store_->path(),
+                                       wanted.name))
+          .with_hint("it was written by another version of headrace");
+    }
+    const auto& [unit, tensor] = found->second;
+    std::int64_t at = tensor->offset + first;
+    for (std::size_t done = 0; done < out.size();) {
+      HEADRACE_TRY(fetch(unit, at));
+      const plan::TileSpec& tile = table_.units[unit].tiles[cached_->second];
+      const std::int64_t within = at - tile.begin;
+      const std::size_t count =
+          std::min(out.size() - done, static_cast<std::size_t>(tile.elements - within));
+      std::memcpy(out.data() + done,
+                  tile_memory_->data() + static_cast<std::size_t>(within) * sizeof(float),
+                  count * sizeof(float));
+      done += count;
+      at += static_cast<std::int64_t>(count);
+    }
+    return {};
+  }
+
+  // Brings the tile that holds the unit's element `at` into tile_memory_.
+  Status fetch(std::size_t unit, std::int64_t at) {
+    const std::vector<plan::TileSpec>& tiles = table_.units[unit].tiles;
+    const auto after = std::upper_bound(
+        tiles.begin(), tiles.end(), at, [](std::int64_t value, const plan::TileSpec& tile) {
+          return value < tile.begin + tile.elements;
+        });
+    if (after == tiles.end()) {
+      return corrupt_error(
+          fmt::format("the tiles of the store '{}' end before its tensors", store_->path()));
+    }
+    const std::pair wanted(unit, static_cast<std::size_t>(after - tiles.begin()));
+    if (cached_ == wanted) {
+      return {};
+    }
+    cached_.reset();
+    const std::size_t bytes = static_cast<std::size_t>(after->elements) * sizeof(float);
+    HEADRACE_TRY(store_->read_now({.unit = static_cast<std::uint32_t>(wanted.first),
+                                   .tile = static_cast<std::uint32_t>(wanted.second),
+                                   .kind = tiers::nvme::ExtentKind::kParam},
+                                  {tile_memory_->data(), bytes}));
+    cached_ = wanted;
+    return {};
+  }
+
+  std::string dir_;
+  std::unique_ptr<tiers::nvme::Store> store_;
+  TensorTable table_;
+  std::unique_ptr<tiers::Arena> tile_memory_;  // of the largest tile
+  std::unordered_map<std::string, TensorPlace> places_;
+  std::optional<std::pair<std::size_t, std::size_t>> cached_;  // unit and tile in tile_memory_
+};
+
+// The table's tiles are those that the store was made for.
+Status check_tiles(const tiers::nvme::Store& store, const TensorTable& table) {
+  std::size_t tiles = 0;
+  for (const StoredUnit& unit : table.units) {
+    tiles += unit.tiles.size();
+  }
+  bool same = tiles == store.contents().tiles.size();
+  for (const tiers::nvme::TileBytes& tile : store.contents().tiles) {
+    same = same && tile.unit < table.units.size() &&
+           tile.tile < table.units[tile.unit].tiles.size() &&
+           static_cast<std::uint64_t>(table.units[tile.unit].tiles[tile.tile].elements) *
+                   sizeof(float) ==
+               tile.param_bytes;
+  }
+  if (same) {
+    return {};
+  }
+  return corrupt_error(
+      fmt::format("the tensor table of the store '{}' is not of its tiles", store.path()));
+}
+
+Result<std::unique_ptr<Weights>> open_committed(const std::string& dir) {
+  const RunPaths paths{.dir = absolute_path(working_directory(), dir)};
+  HEADRACE_ASSIGN(std::unique_ptr<tiers::nvme::Store> store, open_committed_store(paths));
+  HEADRACE_ASSIGN(TensorTable table,
+                  tensor_table_from_text(store->contents().tensor_table, store->path()));
+  HEADRACE_TRY(check_tiles(*store, table));
+  std::int64_t elements = 0;
+  for (const StoredUnit& unit : table.units) {
+    for (const plan::TileSpec& tile : unit.tiles) {
+      elements = std::max(elements, tile.elements);
+    }
+  }
+  HEADRACE_ASSIGN(
+      std::unique_ptr<tiers::Arena> memory,
+      tiers::Arena::create(
+          tiers::Tier::kHost, "tile", static_cast<std::size_t>(elements) * sizeof(float)));
+  return std::unique_ptr<Weights>(std::make_unique<CommittedWeights>(
+      dir, std::move(store), std::move(table), std::move(memory)));
+}
+
+}  // namespace
+
+std::string tokenizer_of(const model::Architecture& architecture) {
+  if (architecture.tokenizer.empty() && architecture.vocab == model::kByteVocab) {
+    return "bytes";
+  }
+  return architecture.tokenizer;
+}
+
+Result<std::unique_ptr<Weights>> open_weights(const std::string& dir,
+                                              const std::vector<std::string>& ignore) {
+  if (is_run_directory(dir)) {
+    return open_committed(dir);
+  }
+  if (!path_exists(dir + "/config.json")) {
+    return usage_error(fmt::format("'{}' holds no model", dir))
+        .with_why(is_directory(dir) ? "there is neither a config.json nor a store.json in it"
+                                    : "there is no such directory")
+        .with_hint("name a Hugging Face directory or the directory of a run");
+  }
+  HEADRACE_ASSIGN(model::HuggingFaceModel model, model::open_huggingface(dir, ignore));
+  for (const std::string& note : model.notes()) {
+    log_info(note);
+  }
+  return std::unique_ptr<Weights>(std::make_unique<HuggingFaceWeights>(dir, std::move(model)));
+}
+
+}  // namespace headrace::train
