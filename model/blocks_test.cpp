@@ -64,9 +64,9 @@ class BlockBench {
   BlockBench(const Fixture& fixture, int threads, const OptimSection& optim = {})
       : fixture_(fixture), batch_(fixture.batch) {
     batch_.compute_threads = threads;
-    Result<plan::ModelSpec> spec = make_model_spec(fixture.a, batch_, optim);
-    HEADRACE_ASSERT(spec, "the fixture's model is valid");
-    spec_ = std::move(*spec);
+    Result<plan::ModelSpec> made_spec = make_model_spec(fixture.a, batch_, optim);
+    HEADRACE_ASSERT(made_spec, "the fixture's model is valid");
+    spec_ = std::move(*made_spec);
     Result<exec::Model> model = make_model(fixture.a, spec_, batch_);
     HEADRACE_ASSERT(model, "the fixture's model can be made");
     model_ = std::move(*model);
@@ -77,8 +77,8 @@ class BlockBench {
       std::copy(values.begin(), values.end(), weights_.begin() + tensor.offset);
     }
     input_ = fixture.values("input");
-    output_.assign(input_.size(), NAN);
-    gradients_.assign(weights_.size(), NAN);
+    output.assign(input_.size(), NAN);
+    gradients.assign(weights_.size(), NAN);
   }
 
   [[nodiscard]] const plan::UnitSpec& unit() const { return spec_.units[1]; }
@@ -89,12 +89,12 @@ class BlockBench {
     model_.blocks[0]->forward(bench.call(workspace.bytes()),
                               weights_.data(),
                               input_.data(),
-                              output_.data(),
+                              output.data(),
                               saved().bytes());
     bench.finish();
   }
 
-  // The input's gradient; weights' gradients go to gradients_ unless `frozen`.
+  // The input's gradient; weights' gradients go to gradients unless `frozen`.
   std::vector<float> backward(exec::GradientMode mode, bool frozen = false) {
     Memory workspace(unit().cost.backward_workspace_bytes);
     std::vector<float> gradient = fixture_.values("output_gradient");
@@ -104,16 +104,15 @@ class BlockBench {
                                input_.data(),
                                saved().bytes(),
                                gradient.data(),
-                               frozen ? nullptr : gradients_.data(),
+                               frozen ? nullptr : gradients.data(),
                                mode);
     bench.finish();
     return gradient;
   }
 
   [[nodiscard]] std::span<const float> gradient_of(const plan::TensorSpec& tensor) const {
-    return std::span(gradients_)
-        .subspan(static_cast<std::size_t>(tensor.offset),
-                 static_cast<std::size_t>(tensor.elements));
+    return std::span(gradients).subspan(static_cast<std::size_t>(tensor.offset),
+                                        static_cast<std::size_t>(tensor.elements));
   }
 
   Memory& saved() {
@@ -123,11 +122,16 @@ class BlockBench {
     return *saved_;
   }
 
+  void forget_saved() { saved_.reset(); }
+
+  std::vector<float> output, gradients;
+
+ private:
   const Fixture& fixture_;
   BatchShape batch_;
   plan::ModelSpec spec_;
   exec::Model model_;
-  std::vector<float> weights_, input_, output_, gradients_;
+  std::vector<float> weights_, input_;
   std::unique_ptr<Memory> saved_;
 };
 
@@ -142,7 +146,7 @@ TEST_P(Blocks, ForwardAndBackwardAgreeWithPyTorchInFloat64) {
   for (const int threads : {1, 2}) {
     BlockBench bench(fixture_, threads);
     bench.forward();
-    EXPECT_LT(relative_error(bench.output_, fixture_.values("output")), kTolerance);
+    EXPECT_LT(relative_error(bench.output, fixture_.values("output")), kTolerance);
     const std::vector<float> dx = bench.backward(exec::GradientMode::kStore);
     EXPECT_LT(relative_error(dx, fixture_.values("input_gradient")), kTolerance);
     for (const plan::TensorSpec& tensor : bench.unit().tensors) {
@@ -160,12 +164,12 @@ TEST_P(Blocks, ASecondMicroBatchIsAddedInFull) {
   BlockBench bench(fixture_, 1);
   bench.forward();
   const std::vector<float> dx = bench.backward(exec::GradientMode::kStore);
-  const std::vector<float> once = bench.gradients_;
+  const std::vector<float> once = bench.gradients;
   EXPECT_TRUE(same_bits(bench.backward(exec::GradientMode::kAdd), dx));
   for (const plan::TensorSpec& tensor : bench.unit().tensors) {
     for (std::int64_t i = tensor.offset; i < tensor.offset + tensor.elements; ++i) {
       const auto at = static_cast<std::size_t>(i);
-      ASSERT_EQ(bench.gradients_[at], once[at] + once[at]) << tensor.name;
+      ASSERT_EQ(bench.gradients[at], once[at] + once[at]) << tensor.name;
     }
   }
 }
@@ -173,14 +177,14 @@ TEST_P(Blocks, ASecondMicroBatchIsAddedInFull) {
 TEST_P(Blocks, RecomputingGivesTheSameBits) {
   BlockBench bench(fixture_, 2);
   bench.forward();
-  const std::vector<float> output = bench.output_;
+  const std::vector<float> output = bench.output;
   const std::vector<float> dx = bench.backward(exec::GradientMode::kStore);
-  const std::vector<float> gradients = bench.gradients_;
-  bench.saved_.reset();
+  const std::vector<float> gradients = bench.gradients;
+  bench.forget_saved();
   bench.forward();
-  EXPECT_TRUE(same_bits(bench.output_, output));
+  EXPECT_TRUE(same_bits(bench.output, output));
   EXPECT_TRUE(same_bits(bench.backward(exec::GradientMode::kStore), dx));
-  EXPECT_TRUE(same_bits(bench.gradients_, gradients));
+  EXPECT_TRUE(same_bits(bench.gradients, gradients));
 }
 
 TEST_P(Blocks, FrozenTensorsGetNoGradientAndChangeNoOther) {
@@ -242,23 +246,23 @@ class HeadBench {
     a_.vocab = kVocab;
     a_.max_seq_len = 16;
     batch_ = {.micro_batch = 2, .seq_len = 5, .accumulate = 1, .compute_threads = threads};
-    spec_ = *make_model_spec(a_, batch_, {});
-    spec_.head.rows_per_chunk = kChunk;
-    set_head_costs(a_, batch_, spec_.units.back(), spec_.head);
-    head_ = make_head(a_, spec_, batch_);
-    norm_ = random_floats(random_, spec_.units.back().pieces[0].elements);
+    spec = *make_model_spec(a_, batch_, {});
+    spec.head.rows_per_chunk = kChunk;
+    set_head_costs(a_, batch_, spec.units.back(), spec.head);
+    head_ = make_head(a_, spec, batch_);
+    norm_ = random_floats(random_, spec.units.back().pieces[0].elements);
     matrix_ = random_floats(random_, kVocab * kColumns);
-    input_ = random_floats(random_, rows() * kColumns);
+    input = random_floats(random_, rows() * kColumns);
     for (std::int64_t n = 0; n < rows(); ++n) {
       targets_.push_back(static_cast<std::int32_t>(n * 31 % kVocab));
     }
     targets_[3] = kernels::kIgnoreTarget;
-    workspace_bytes_ = std::max({spec_.units.back().cost.backward_workspace_bytes,
-                                 spec_.head.score.forward_workspace_bytes,
-                                 spec_.head.gradient.backward_workspace_bytes});
+    workspace_bytes_ = std::max({spec.units.back().cost.backward_workspace_bytes,
+                                 spec.head.score.forward_workspace_bytes,
+                                 spec.head.gradient.backward_workspace_bytes});
   }
 
-  [[nodiscard]] std::int64_t rows() const { return spec_.rows(); }
+  [[nodiscard]] std::int64_t rows() const { return spec.rows(); }
 
   struct Outcome {
     double loss = 0;
@@ -268,16 +272,16 @@ class HeadBench {
   // Pieces end at `ends`: multiples of kChunk, then kVocab.
   Outcome run(const std::vector<std::int64_t>& ends) {
     Outcome out;
-    out.gradient.assign(input_.size(), NAN);
+    out.gradient.assign(input.size(), NAN);
     out.weight_gradients.assign(matrix_.size(), NAN);
     out.norm_gradients.assign(norm_.size(), NAN);
     const std::vector<std::int64_t> positions{rows() - 1, 2};
     out.logits.assign(positions.size() * kVocab, NAN);
     Memory workspace(workspace_bytes_);
-    Memory state(spec_.head.state_bytes);
+    Memory state(spec.head.state_bytes);
     QueueBench bench;
     const exec::Call call = bench.call(workspace.bytes());
-    head_->begin(call, norm_.data(), input_.data(), state.bytes());
+    head_->begin(call, norm_.data(), input.data(), state.bytes());
     const auto each_piece = [&](auto&& body) {
       std::int64_t first = 0;
       for (const std::int64_t end : ends) {
@@ -303,7 +307,7 @@ class HeadBench {
     });
     head_->end(call,
                norm_.data(),
-               input_.data(),
+               input.data(),
                state.bytes(),
                out.gradient.data(),
                out.norm_gradients.data(),
@@ -313,10 +317,10 @@ class HeadBench {
   }
 
   // Loss (a sum over targets, unscaled) in float64 for a given input.
-  [[nodiscard]] double reference_loss(const std::vector<double>& input) const {
+  [[nodiscard]] double reference_loss(const std::vector<double>& x_all) const {
     double total = 0;
     for (std::int64_t n = 0; n < rows(); ++n) {
-      const std::vector<double> logits = reference_logits(input, n);
+      const std::vector<double> logits = reference_logits(x_all, n);
       const std::int32_t target = targets_[static_cast<std::size_t>(n)];
       if (target == kernels::kIgnoreTarget) {
         continue;
@@ -330,10 +334,10 @@ class HeadBench {
     return total;
   }
 
-  [[nodiscard]] std::vector<double> reference_logits(const std::vector<double>& input,
+  [[nodiscard]] std::vector<double> reference_logits(const std::vector<double>& x_all,
                                                      std::int64_t n) const {
-    const double* x = input.data() + n * kColumns;
-    const plan::UnitSpec& unit = spec_.units.back();
+    const double* x = x_all.data() + n * kColumns;
+    const plan::UnitSpec& unit = spec.units.back();
     const bool centred = a_.family == Family::kGpt2;
     double mean = 0;
     double square = 0;
@@ -358,12 +362,15 @@ class HeadBench {
   }
 
   static constexpr float kScale = 0.125F;
+  plan::ModelSpec spec;
+  std::vector<float> input;
+
+ private:
   std::mt19937_64 random_;
   Architecture a_;
   BatchShape batch_;
-  plan::ModelSpec spec_;
   std::unique_ptr<exec::Head> head_;
-  std::vector<float> norm_, matrix_, input_;
+  std::vector<float> norm_, matrix_;
   std::vector<std::int32_t> targets_;
   std::size_t workspace_bytes_ = 0;
 };
@@ -373,7 +380,7 @@ class Head : public testing::TestWithParam<Family> {};
 TEST_P(Head, LossLogitsAndInputGradientAgreeWithFloat64) {
   HeadBench bench(GetParam(), 1);
   const HeadBench::Outcome out = bench.run({kVocab});
-  std::vector<double> input(bench.input_.begin(), bench.input_.end());
+  std::vector<double> input(bench.input.begin(), bench.input.end());
   const double loss = bench.reference_loss(input);
   EXPECT_NEAR(out.loss, loss, 1e-5 * loss);
   for (const std::size_t p : {0U, 1U}) {
@@ -410,7 +417,7 @@ TEST_P(Head, PiecesDoNotShowInTheNumbers) {
     EXPECT_TRUE(same_bits(cut.gradient, whole.gradient));
     EXPECT_TRUE(same_bits(cut.weight_gradients, whole.weight_gradients));
     EXPECT_TRUE(same_bits(cut.logits, whole.logits));
-    const plan::TensorSpec& gain = bench.spec_.units.back().tensors[0];
+    const plan::TensorSpec& gain = bench.spec.units.back().tensors[0];
     EXPECT_TRUE(
         same_bits(std::span(cut.norm_gradients).first(static_cast<std::size_t>(gain.elements)),
                   std::span(whole.norm_gradients).first(static_cast<std::size_t>(gain.elements))));

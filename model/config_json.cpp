@@ -184,6 +184,10 @@ constexpr std::array kRules{
     Rule{"label2id"},
     Rule{"num_labels"},
     Rule{"prefix"},
+    Rule{"n_special"},
+    Rule{"predict_special_tokens"},
+    Rule{"_num_labels"},
+    Rule{"transformers.js_config"},
     Rule{"tokenizer_class"},
     Rule{"pad_token_id"},
     Rule{"sep_token_id"},
@@ -475,15 +479,13 @@ class Parser {
     }
     const bool passed = ignored(field);
     for (const auto& [key, entry] : *value.as_object()) {
+      const bool is_type = key == "rope_type" || key == "type";
+      const bool neutral = (is_type && (entry.is_null() || is_text_of(entry, {"default"}))) ||
+                           (key == "partial_rotary_factor" && is_neutral(entry, Neutral::kOne));
       if (key == "rope_theta") {
-        Rule rule = used("rope_theta", kOnlyLlama);
+        const Rule rule = used(key, kOnlyLlama);
         take(rule, entry, entry.as_double(), result_.architecture.rope_theta, "a number");
-      } else if (passed || ((key == "rope_type" || key == "type") &&
-                            (entry.is_null() || is_text_of(entry, {"default"})))) {
-        continue;
-      } else if (key == "partial_rotary_factor" && is_neutral(entry, Neutral::kOne)) {
-        continue;
-      } else {
+      } else if (!passed && !neutral) {
         complain(fmt::format("field '{}.{}' = {} changes the numbers", field, key, entry.dump()),
                  "this version turns positions without scaling (rope_type \"default\")",
                  fmt::format("to train as if it were so: model.ignore = [\"{}\"]", field));

@@ -40,7 +40,7 @@ plan::ModelSpec spec_of(const Architecture& a) {
 // A directory whose tensors the test may rename, drop, reshape or add before it is written.
 class Directory {
  public:
-  explicit Directory(const Architecture& a, Dtype dtype = Dtype::kF32) : a_(a) {
+  explicit Directory(const Architecture& described, Dtype dtype = Dtype::kF32) : a(described) {
     std::mt19937_64 random(test_seed());
     for (const plan::UnitSpec& unit : name_units(a)) {
       for (const plan::TensorSpec& tensor : unit.tensors) {
@@ -57,36 +57,38 @@ class Directory {
     for (const std::int64_t extent : shape) {
       elements *= extent;
     }
-    entries_.push_back({name, dtype, shape});
-    values_.push_back(random_floats(random, elements));
+    entries.push_back({name, dtype, shape});
+    values.push_back(random_floats(random, elements));
   }
 
-  std::size_t index(const std::string& name) const {
+  [[nodiscard]] std::size_t index(const std::string& name) const {
     const auto found = std::find_if(
-        entries_.begin(), entries_.end(), [&](const auto& entry) { return entry.name == name; });
-    return static_cast<std::size_t>(found - entries_.begin());
+        entries.begin(), entries.end(), [&](const auto& entry) { return entry.name == name; });
+    return static_cast<std::size_t>(found - entries.begin());
   }
 
   void write() {
     std::vector<float> buffer(1000);
     SafetensorsWrite write;
     write.path = path() + "/model.safetensors";
-    write.entries = entries_;
+    write.entries = entries;
     write.buffer = buffer;
     write.source = [&](std::size_t i, std::int64_t begin, std::span<float> out) -> Status {
-      std::copy_n(values_[i].begin() + begin, out.size(), out.begin());
+      std::copy_n(values[i].begin() + begin, out.size(), out.begin());
       return {};
     };
     ASSERT_TRUE(write_safetensors(write));
     ASSERT_TRUE(
-        write_file_atomically(path() + "/config.json", config_to_json(a_, Dtype::kF32).dump()));
+        write_file_atomically(path() + "/config.json", config_to_json(a, Dtype::kF32).dump()));
   }
 
   [[nodiscard]] const std::string& path() const { return folder_.path(); }
 
-  Architecture a_;
-  std::vector<SafetensorsEntry> entries_;
-  std::vector<std::vector<float>> values_;
+  Architecture a;
+  std::vector<SafetensorsEntry> entries;
+  std::vector<std::vector<float>> values;
+
+ private:
   TemporaryFolder folder_;
 };
 
@@ -113,7 +115,7 @@ TEST(HuggingFace, ImportAndExportOfFloat32GivesTheSameBytes) {
       directory.write();
       const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
       ASSERT_TRUE(model) << text_of(model.error());
-      EXPECT_EQ(model->architecture(), directory.a_);
+      EXPECT_EQ(model->architecture(), directory.a);
       const plan::ModelSpec spec = spec_of(model->architecture());
       const TemporaryFolder out;
       ASSERT_TRUE(export_to(out.path() + "/new", *model, spec, Dtype::kF32));
@@ -122,7 +124,7 @@ TEST(HuggingFace, ImportAndExportOfFloat32GivesTheSameBytes) {
       EXPECT_TRUE(path_exists(out.path() + "/new/generation_config.json"));
       const Result<HuggingFaceModel> again = open_huggingface(out.path() + "/new", {});
       ASSERT_TRUE(again);
-      EXPECT_EQ(again->architecture(), directory.a_);
+      EXPECT_EQ(again->architecture(), directory.a);
     }
   }
 }
@@ -137,7 +139,7 @@ TEST(HuggingFace, AnyRangeOfAUnitIsReadAndPaddingIsZero) {
   for (std::size_t unit = 0; unit < spec.units.size(); ++unit) {
     std::vector<float> expected(static_cast<std::size_t>(spec.units[unit].elements), 0.0F);
     for (const plan::TensorSpec& tensor : spec.units[unit].tensors) {
-      const std::vector<float>& values = directory.values_[directory.index(tensor.name)];
+      const std::vector<float>& values = directory.values[directory.index(tensor.name)];
       std::copy(values.begin(), values.end(), expected.begin() + tensor.offset);
     }
     for (int i = 0; i < 50; ++i) {
@@ -167,7 +169,7 @@ TEST(HuggingFace, NamesWithoutPrefixAndOldBuffersAreAccepted) {
   for (const Family family : {Family::kGpt2, Family::kLlama}) {
     std::mt19937_64 random(test_seed());
     Directory directory(architecture(family, true));
-    for (SafetensorsEntry& entry : directory.entries_) {
+    for (SafetensorsEntry& entry : directory.entries) {
       entry.name = entry.name.substr(entry.name.find('.') + 1);
     }
     if (family == Family::kGpt2) {
@@ -181,7 +183,7 @@ TEST(HuggingFace, NamesWithoutPrefixAndOldBuffersAreAccepted) {
     ASSERT_TRUE(model) << text_of(model.error());
     std::vector<float> part(5);
     ASSERT_TRUE(model->read(spec_of(model->architecture()), 0, 0, part));
-    EXPECT_TRUE(same_bits(part, std::span(directory.values_[0]).first(5)));
+    EXPECT_TRUE(same_bits(part, std::span(directory.values[0]).first(5)));
   }
 }
 
@@ -189,13 +191,13 @@ TEST(HuggingFace, AStoredHeadOfATiedModelMustEqualTheTable) {
   std::mt19937_64 random(test_seed());
   Directory directory(architecture(Family::kGpt2, true));
   directory.add("lm_head.weight", {101, 24}, Dtype::kF32, random);
-  directory.values_.back() = directory.values_[directory.index("transformer.wte.weight")];
-  directory.values_.back().back() += 1.0F;
+  directory.values.back() = directory.values[directory.index("transformer.wte.weight")];
+  directory.values.back().back() += 1.0F;
   directory.write();
   const Result<HuggingFaceModel> differs = open_huggingface(directory.path(), {});
   ASSERT_FALSE(differs);
   EXPECT_NE(text_of(differs.error()).find("lm_head.weight"), std::string::npos);
-  directory.values_.back() = directory.values_[directory.index("transformer.wte.weight")];
+  directory.values.back() = directory.values[directory.index("transformer.wte.weight")];
   directory.write();
   const Result<HuggingFaceModel> equal = open_huggingface(directory.path(), {});
   ASSERT_TRUE(equal) << text_of(equal.error());
@@ -206,9 +208,9 @@ TEST(HuggingFace, EveryWrongTensorIsNamedAtOnce) {
   std::mt19937_64 random(test_seed());
   Directory directory(architecture(Family::kGpt2, false));
   const std::size_t dropped = directory.index("transformer.h.0.ln_1.bias");
-  directory.entries_[dropped].name = "transformer.h.0.ln_1.beta";
+  directory.entries[dropped].name = "transformer.h.0.ln_1.beta";
   const std::size_t bent = directory.index("transformer.h.1.mlp.c_fc.weight");
-  directory.entries_[bent].shape = {40, 24};
+  directory.entries[bent].shape = {40, 24};
   directory.write();
   const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
   ASSERT_FALSE(model);
