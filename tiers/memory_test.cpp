@@ -64,6 +64,9 @@ TEST(Arena, ItKeepsItsNameAndTier) {
 }
 
 TEST(Arena, AllOfItIsResidentWhenItIsMadeAndGivenBackWhenItEnds) {
+#ifdef HEADRACE_SANITIZED
+  GTEST_SKIP() << "a sanitizer's shadow is resident memory too";
+#endif
   constexpr std::size_t kBytes = 64 * kMiB;
   const auto used = [] {
     const auto memory = process_memory();
@@ -107,6 +110,7 @@ TEST(Arena, WhatTheSystemHasNoMemoryForIsRefusedWithAReason) {
 }
 
 TEST(ArenaDeathTest, TouchingThePagesBesideItIsFatal) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   for (const std::size_t bytes : {std::size_t{4096}, 2 * kMiB}) {
     const auto arena = make_arena(bytes);
     volatile std::byte* data = arena->data();
@@ -164,16 +168,19 @@ TEST_F(LeaseTest, AMovedFromLeaseHoldsNothing) {
 using LeaseDeathTest = LeaseTest;
 
 TEST_F(LeaseDeathTest, ALeaseMustBeReleased) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH({ const Lease lease(extent_, 7, Lease::Mode::kWrite); }, "destroyed unreleased");
 }
 
 TEST_F(LeaseDeathTest, ALeaseIsNotOverwritten) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   Lease lease(extent_, 7, Lease::Mode::kWrite);
   EXPECT_DEATH(lease = Lease(), "overwritten unreleased");
   lease.release_after(Event());
 }
 
 TEST_F(LeaseDeathTest, ALeaseIsReleasedOnce) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   Lease lease(extent_, 7, Lease::Mode::kWrite);
   lease.release_after(Event());
   EXPECT_DEATH(lease.release_after(Event()), "released once");
@@ -181,6 +188,7 @@ TEST_F(LeaseDeathTest, ALeaseIsReleasedOnce) {
 }
 
 TEST_F(LeaseDeathTest, AReadNeedsWhatIsThere) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(Lease(extent_, 7, Lease::Mode::kRead), "does not hold");
   Lease lease(extent_, 7, Lease::Mode::kWrite);
   lease.release_after(Event());
@@ -188,12 +196,14 @@ TEST_F(LeaseDeathTest, AReadNeedsWhatIsThere) {
 }
 
 TEST_F(LeaseDeathTest, AWriteNeedsThatNobodyHoldsSomethingElse) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   Lease lease(extent_, 7, Lease::Mode::kWrite);
   EXPECT_DEATH(Lease(extent_, 8, Lease::Mode::kWrite), "leased for something else");
   lease.release_after(Event());
 }
 
 TEST(ExtentDeathTest, AnExtentOutlivesItsLeases) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(
       {
         std::vector<std::byte> memory(64);

@@ -546,14 +546,18 @@ TEST_P(QueueConformance, CopiesDeclareWhatTheyTouch) {
         const CellCopy mixed = {.source = 1 - touched, .target = touched};
         if (copy_first) {
           harness_->copy(queue(0), copy);
+          const Event copied = queue(0).record();
+          poll(copied);
           if (with_wait) {
-            host_->wait(queue(0).record());
+            host_->wait(copied);
           }
           mix_on_host(mixed);
         } else {
           mix_on_host(mixed);
+          const Event written = host_->record();
+          poll(written);
           if (with_wait) {
-            queue(0).wait(host_->record());
+            queue(0).wait(written);
           }
           harness_->copy(queue(0), copy);
         }

@@ -335,6 +335,8 @@ TEST(RaceCheckerLinks, AMissingWaitInAnyLinkIsFoundOnRealQueues) {
 
 // ---- random programs against brute force -------------------------------------------------------
 
+constexpr std::size_t kHost = ~std::size_t{0};  // as the queue of a step: the host itself
+
 struct ProgramWait {
   std::size_t from = 0;  // waits after operation `from` of another queue ...
   std::size_t to = 0;    // ... before operation `to`
@@ -342,7 +344,7 @@ struct ProgramWait {
 
 struct Program {
   std::size_t queues = 0;
-  std::vector<std::size_t> queue;  // of each operation
+  std::vector<std::size_t> queue;  // of each step
   std::vector<Access> access;
   std::vector<ProgramWait> waits;
 };
@@ -371,10 +373,13 @@ std::size_t unordered_conflicts(const Program& program, std::size_t skipped_wait
         before[i][to] = before[i][to] || before[i][from];
       }
     };
-    for (std::size_t from = to; from-- > 0;) {
-      if (program.queue[from] == program.queue[to]) {
-        include(from);
-        break;
+    // What comes before on the same queue, and what the host had done and waited for.
+    for (const std::size_t queue : {program.queue[to], kHost}) {
+      for (std::size_t from = to; from-- > 0;) {
+        if (program.queue[from] == queue) {
+          include(from);
+          break;
+        }
       }
     }
     for (std::size_t w = 0; w < program.waits.size(); ++w) {
@@ -401,7 +406,7 @@ Program random_program(std::uint64_t seed) {
   program.queues = 2 + below(5);
   const std::size_t count = 10 + below(25);
   for (std::size_t i = 0; i < count; ++i) {
-    program.queue.push_back(below(program.queues));
+    program.queue.push_back(below(8) == 0 ? kHost : below(program.queues));
     Access access;
     const auto span = [&] {
       const std::uint64_t begin = below(40);
@@ -417,7 +422,8 @@ Program random_program(std::uint64_t seed) {
     // Every wait that the data needs, some of them implied, and now and then one for nothing.
     for (std::size_t from = 0; from < i; ++from) {
       const bool needed = conflict(program.access[from], access);
-      if (program.queue[from] != program.queue[i] && (needed || below(30) == 0)) {
+      const bool other = program.queue[from] != program.queue[i] && program.queue[from] != kHost;
+      if (other && (needed || below(30) == 0)) {
         program.waits.push_back({.from = from, .to = i});
       }
     }
@@ -436,14 +442,26 @@ std::uint64_t races_of(const Program& program, std::size_t skipped_wait) {
   }
   std::vector<Event> events;
   for (std::size_t i = 0; i < program.queue.size(); ++i) {
-    Queue& queue = *queues[program.queue[i]];
+    Queue* queue = program.queue[i] == kHost ? nullptr : queues[program.queue[i]].get();
     for (std::size_t w = 0; w < program.waits.size(); ++w) {
-      if (program.waits[w].to == i && w != skipped_wait) {
-        queue.wait(events[program.waits[w].from]);
+      if (program.waits[w].to != i || w == skipped_wait) {
+        continue;
+      }
+      const Event& event = events[program.waits[w].from];
+      if (queue != nullptr) {
+        queue->wait(event);
+      } else {
+        EXPECT_TRUE(event.wait_host().has_value());
       }
     }
-    submit(queue, "operation", i, program.access[i]);
-    events.push_back(queue.record());
+    const Access& access = program.access[i];
+    if (queue != nullptr) {
+      submit(*queue, "operation", i, access);
+    } else {
+      checker.on_host_access(
+          {.name = "access", .reads = access.reads, .writes = access.writes, .id = i});
+    }
+    events.push_back(queue != nullptr ? queue->record() : Event());
   }
   return checker.race_count();
 }

@@ -199,6 +199,7 @@ TEST(ThreadQueue, TheStartOfItsThreadComesBeforeItsOperations) {
 }
 
 TEST(ThreadQueueDeathTest, AnEventOfAnotherRuntimeIsAProgrammersError) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   Runtime one;
   Runtime two;
   ThreadQueue first(one, "first", {});

@@ -70,16 +70,16 @@ TEST(CpuDevice, CopiesDeclareTheirSpans) {
   RaceChecker races;
   Runtime runtime;
   runtime.races = &races;
-  const auto device = make_device(runtime, {.aliases_host = false});
   std::vector<std::byte> host(4096);
   std::vector<std::byte> on_device(4096);
+  const auto device = make_device(runtime, {.aliases_host = false});
   device->copy(device->h2d(), "in", 1, on_device.data(), host.data(), 4096);
   device->d2h().wait(device->h2d().record());
   device->copy(device->d2h(), "out", 2, host.data(), on_device.data(), 4096);
   EXPECT_EQ(races.race_count(), 0U);
+  poll(device->d2h().record());
   device->copy(device->h2d(), "again", 3, on_device.data(), host.data(), 4096);  // no wait
   EXPECT_EQ(races.race_count(), 2U) << "reads what 'out' writes, writes what it reads";
-  ASSERT_TRUE(device->d2h().drain().has_value());
 }
 
 TEST(CpuDevice, ACapBoundsEveryCopyAndCopiesInARow) {
@@ -118,6 +118,9 @@ TEST(CpuDevice, ACapBoundsEveryCopyAndCopiesInARow) {
 }
 
 TEST(CpuDevice, TheComputeQueueHasItsTeamAndEveryMemberFlushesSubnormals) {
+#ifdef __SANITIZE_THREAD__
+  GTEST_SKIP() << "libgomp is not instrumented: ThreadSanitizer does not see it order a team";
+#endif
   for (const int threads : {1, 3}) {
     Runtime runtime;
     const auto device = make_device(runtime, {.compute_threads = threads});
@@ -170,6 +173,7 @@ TEST(CpuDevice, WrongOptionsAreErrors) {
 }
 
 TEST(CpuDeviceDeathTest, AnAliasingDeviceCopiesNothing) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   Runtime runtime;
   const auto device = make_device(runtime, {});
   std::vector<std::byte> memory(64);
@@ -178,6 +182,7 @@ TEST(CpuDeviceDeathTest, AnAliasingDeviceCopiesNothing) {
 }
 
 TEST(CpuDeviceDeathTest, CopiesGoThroughALink) {
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
   Runtime runtime;
   const auto device = make_device(runtime, {.aliases_host = false});
   std::vector<std::byte> memory(64);
