@@ -157,7 +157,8 @@ Status check_range(const Traits& traits, const Context& context, const Value& va
     numbers = {static_cast<double>(*integer)};
   } else if (const auto* natural = std::get_if<std::uint64_t>(&value)) {
     const std::uint64_t unit = traits.kind == Kind::kBlocks ? kBlockElements : 1;
-    numbers = {static_cast<double>(*natural / unit)};
+    const std::uint64_t count = *natural / unit;
+    numbers = {static_cast<double>(count)};
   } else if (const auto* number = std::get_if<double>(&value)) {
     numbers = {*number};
   } else if (const auto* pair = std::get_if<std::array<double, 2>>(&value)) {

@@ -54,6 +54,7 @@ std::string inline_table(std::span<const Key<Owner>> keys, const Owner& owner) {
 template <class Owner>
 std::string table_list(std::span<const Key<Owner>> keys, const std::vector<Owner>& owners) {
   std::vector<std::string> tables;
+  tables.reserve(owners.size());
   for (const Owner& owner : owners) {
     tables.push_back(inline_table(keys, owner));
   }

@@ -48,7 +48,7 @@ struct Sinks {
 };
 
 Sinks& sinks() {
-  static Sinks* instance = new Sinks();  // NOLINT(cppcoreguidelines-owning-memory): never destroyed
+  static auto* instance = new Sinks();  // NOLINT(cppcoreguidelines-owning-memory): never destroyed
   return *instance;
 }
 

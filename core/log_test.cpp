@@ -36,6 +36,7 @@ TEST(Log, TheFileTakesEveryLevelAndWholeLinesFromManyThreads) {
   set_log_level(LogLevel::kOff);
   ASSERT_TRUE(set_log_file(folder.path("run.log")));
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([] {
       for (int i = 0; i < 200; ++i) {

@@ -60,7 +60,7 @@ struct SineCosine {
 // Of 2 pi turn, turn in [0, 1) a multiple of 2^-32: an exact reduction to an eighth of a turn.
 SineCosine sine_cosine_of_turn(double turn) {
   constexpr double kTwoPi = 0x1.921fb54442d18p+2;
-  const int quadrant = static_cast<int>(4.0 * turn + 0.5);
+  const int quadrant = static_cast<int>(std::floor(4.0 * turn + 0.5));
   const double x = kTwoPi * (turn - 0.25 * static_cast<double>(quadrant));
   const double z = x * x;
   double sine = 1.0;

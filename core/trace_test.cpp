@@ -58,6 +58,7 @@ TEST(Trace, ManyThreadsRecordAtOnceAndNothingIsLost) {
   TraceRecorder recorder(4000);
   const TraceTrack track = recorder.add_track("t");
   std::vector<std::thread> threads;
+  threads.reserve(4);
   for (int t = 0; t < 4; ++t) {
     threads.emplace_back([&recorder, track, t] {
       for (int i = 0; i < 1000; ++i) {
