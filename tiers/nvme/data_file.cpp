@@ -21,9 +21,9 @@
 namespace headrace::tiers::nvme {
 namespace {
 
-constexpr std::size_t kBounceBytes = 1024 * 1024;
-constexpr std::size_t kTransferBytesMax =
-    1024 * 1024 * 1024;  // one system call moves at most 2 GiB
+constexpr std::size_t kBounceBytes = std::size_t{1} << 20U;
+constexpr std::size_t kTransferBytesMax = std::size_t{1}
+                                          << 30U;  // a system call moves at most 2 GiB
 constexpr int kLockTries = 10;
 constexpr std::chrono::milliseconds kLockPause{10};
 
@@ -177,7 +177,7 @@ std::string DataFile::direct_io_problem() const {
   }
   const int flags = ::fcntl(fd(), F_GETFL);
   if (flags < 0 || ::fcntl(fd(), F_SETFL, flags | O_DIRECT) != 0) {
-    return fmt::format("the filesystem refuses O_DIRECT ({})", std::strerror(errno));
+    return fmt::format("the filesystem refuses O_DIRECT ({})", errno_error({}, errno).why);
   }
   ssize_t got = 0;
   do {
@@ -186,9 +186,9 @@ std::string DataFile::direct_io_problem() const {
   if (got < 0) {
     const int reason = errno;
     if (::fcntl(fd(), F_SETFL, flags) != 0) {
-      return fmt::format("O_DIRECT cannot be switched off again ({})", std::strerror(errno));
+      return fmt::format("O_DIRECT cannot be switched off again ({})", errno_error({}, errno).why);
     }
-    return fmt::format("a direct read of one page fails ({})", std::strerror(reason));
+    return fmt::format("a direct read of one page fails ({})", errno_error({}, reason).why);
   }
   return {};
 }

@@ -27,14 +27,14 @@ static_assert(std::endian::native == std::endian::little, "the format is little 
 
 inline constexpr std::uint32_t kVersion = 1;
 inline constexpr std::uint64_t kIncompatibleFeaturesKnown = 0;
-inline constexpr std::uint64_t kSuperblockOffsets[2] = {0, 64 * 1024};
-inline constexpr std::uint64_t kMapOffset = 128 * 1024;  // of map extent 0
-inline constexpr std::uint64_t kRegionAlignBytes = 64 * 1024;
-inline constexpr std::uint64_t kRunStateBytesMax = 1024 * 1024;
-inline constexpr std::uint64_t kRunDirBytesMax = 64 * 1024;
-inline constexpr std::uint64_t kTensorTableBytesMax = 256ULL * 1024 * 1024;
-inline constexpr std::uint64_t kPayloadBytesMax = 1ULL << 40;  // of one extent
-inline constexpr std::uint64_t kFileBytesMax = 1ULL << 60;
+inline constexpr std::uint64_t kSuperblockOffsets[2] = {0, std::uint64_t{64} * 1024};
+inline constexpr std::uint64_t kMapOffset = std::uint64_t{128} * 1024;  // of map extent 0
+inline constexpr std::uint64_t kRegionAlignBytes = std::uint64_t{64} * 1024;
+inline constexpr std::uint64_t kRunStateBytesMax = std::uint64_t{1} << 20U;
+inline constexpr std::uint64_t kRunDirBytesMax = std::uint64_t{64} * 1024;
+inline constexpr std::uint64_t kTensorTableBytesMax = std::uint64_t{256} << 20U;
+inline constexpr std::uint64_t kPayloadBytesMax = std::uint64_t{1} << 40U;  // of one extent
+inline constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 60U;
 inline constexpr std::size_t kLayoutTagBytes = 32;
 inline constexpr std::size_t kSumBytes = sizeof(std::uint64_t);
 

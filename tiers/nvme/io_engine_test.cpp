@@ -108,8 +108,8 @@ TEST_F(IoEngineTest, WhatALaneWritesALaneAndASynchronousReadGetBack) {
 
 TEST_F(IoEngineTest, AnyDepthRequestSizeAndRingMakesProgress) {
   for (const int io_depth : {1, 2, 7}) {
-    for (const std::size_t request_pages : {1, 3, 32, 4096}) {
-      for (const std::size_t lane_capacity : {1, 3}) {
+    for (const std::size_t request_pages : {1UL, 3UL, 32UL, 4096UL}) {
+      for (const std::size_t lane_capacity : {1UL, 3UL}) {
         const auto engine = make_engine(runtime_,
                                         *store_,
                                         {.lanes = 3,
@@ -214,7 +214,7 @@ class FailedCompletions : public IoEngineTest, public ::testing::WithParamInterf
 
 // Each request of an operation fails in turn, first to last, reads and writes.
 TEST_P(FailedCompletions, EndTheRunWithAnErrorThatNamesThem) {
-  constexpr std::size_t kRequestBytes = 64 * 1024;
+  constexpr std::size_t kRequestBytes = 64 * testing::kKib;
   const ExtentPlace place = store_->place(kLargeState);
   const PageBuffer memory = pages(place.payload_bytes);
   fill(memory.bytes(), kLargeState, 1);
@@ -306,7 +306,7 @@ TEST_F(IoEngineTest, ShortTransfersGoOnWhereTheyStopped) {
                ? result
                : 1 + static_cast<int>(random() % static_cast<unsigned>(result));
   });
-  for (const std::size_t request_pages : {1, 5, 256}) {
+  for (const std::size_t request_pages : {1UL, 5UL, 256UL}) {
     const auto engine = make_engine(runtime_,
                                     *store_,
                                     {.lanes = 2,

@@ -35,7 +35,7 @@ class LaneHarness final : public QueueHarness {
 
   Queue& queue(std::size_t index) override { return engine_->lane(static_cast<int>(index)); }
 
-  std::size_t cell_bytes() const override { return kCellBytes; }
+  [[nodiscard]] std::size_t cell_bytes() const override { return kCellBytes; }
 
   std::byte* cell_memory(std::size_t cell) override {
     return cell < memory_cells_ ? memory_.bytes().data() + cell * kCellBytes : nullptr;

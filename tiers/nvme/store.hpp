@@ -28,7 +28,7 @@
 namespace headrace::tiers::nvme {
 
 inline constexpr std::size_t kPageBytes = 4096;  // headers, offsets and lengths are multiples of it
-inline constexpr std::size_t kSumBlockBytes = 128 * 1024;  // sub-block of a checksum
+inline constexpr std::size_t kSumBlockBytes = std::size_t{128} * 1024;  // sub-block of a checksum
 
 enum class ExtentKind : std::uint32_t { kParam = 1, kState = 2 };
 

@@ -153,7 +153,8 @@ TEST_F(DamagedStore, AMisdirectedWriteIsFound) {
   // Another extent of the same length, whole, in the wrong place.
   StoreContents contents;
   for (std::uint32_t tile = 0; tile < 2; ++tile) {
-    contents.tiles.push_back({.unit = 0, .tile = tile, .param_bytes = 64 * 1024, .state_bytes = 0});
+    contents.tiles.push_back(
+        {.unit = 0, .tile = tile, .param_bytes = 64 * testing::kKib, .state_bytes = 0});
   }
   const auto store = make_store(folder_.path(), contents);
   write_all_extents(*store, 1);
@@ -313,7 +314,7 @@ TEST(StoreFaults, WhatDoesNotFitIsRefusedBeforeAnythingIsMade) {
 
 TEST(StoreFaults, AnAllocationThatFailsLeavesNothingBehind) {
   const TestFolder folder;
-  const FileSizeLimit limit(1024 * 1024);
+  const FileSizeLimit limit(1024 * testing::kKib);
   const Error error = create_error(auto_options(folder.path() + "/made"));
   EXPECT_EQ(error.code, ExitCode::kOperating);
   expect_contains(error.what, "cannot reserve");

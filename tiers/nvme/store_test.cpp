@@ -472,7 +472,10 @@ TEST(Store, OffsetsBeyondFourGibibytesAreKept) {
   }
   StoreContents contents;
   contents.tiles = {{.unit = 0, .tile = 0, .param_bytes = kHuge, .state_bytes = 0},
-                    {.unit = 0, .tile = 1, .param_bytes = 256 * 1024, .state_bytes = 512 * 1024}};
+                    {.unit = 0,
+                     .tile = 1,
+                     .param_bytes = 256 * testing::kKib,
+                     .state_bytes = 512 * testing::kKib}};
   const auto store = make_store(folder.path(), contents);
   ASSERT_NE(store, nullptr);
   const ExtentKey last{.unit = 0, .tile = 1, .kind = ExtentKind::kState};

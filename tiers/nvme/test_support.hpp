@@ -37,7 +37,7 @@ class TestFolder {
       name = "/var/tmp/nvme_test.XXXXXX";
     }
     const char* made = ::mkdtemp(name.data());
-    EXPECT_NE(made, nullptr) << std::strerror(errno);
+    EXPECT_NE(made, nullptr) << errno_error("mkdtemp", errno).why;
     path_ = name;
   }
 
@@ -66,14 +66,16 @@ inline void expect_contains(const std::string& text, const std::string& part) {
   EXPECT_NE(text.find(part), std::string::npos) << "'" << part << "' is not in: " << text;
 }
 
+inline constexpr std::uint64_t kKib = 1024;
+
 // Two units; tiles of several sizes, one of them frozen.
 inline StoreContents small_contents() {
   StoreContents contents;
   contents.tiles = {
       {.unit = 0, .tile = 0, .param_bytes = 3 * kPageBytes, .state_bytes = 6 * kPageBytes},
-      {.unit = 0, .tile = 1, .param_bytes = 256 * 1024, .state_bytes = 512 * 1024},
+      {.unit = 0, .tile = 1, .param_bytes = 256 * kKib, .state_bytes = 512 * kKib},
       {.unit = 2, .tile = 0, .param_bytes = kPageBytes, .state_bytes = 0},
-      {.unit = 2, .tile = 1, .param_bytes = 132 * 1024, .state_bytes = 1028 * 1024},
+      {.unit = 2, .tile = 1, .param_bytes = 132 * kKib, .state_bytes = 1028 * kKib},
   };
   contents.tensor_table = R"({"units":[]})";
   contents.layout_tag = "fp32/fp32";
@@ -176,7 +178,7 @@ class FileSizeLimit {
 
   ~FileSizeLimit() {
     ::setrlimit(RLIMIT_FSIZE, &previous_);
-    std::signal(SIGXFSZ, previous_handler_);
+    EXPECT_EQ(std::signal(SIGXFSZ, previous_handler_), SIG_IGN);
   }
 
  private:
