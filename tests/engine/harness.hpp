@@ -1,0 +1,66 @@
+// A run of the engine without the command line: a model, a plan, a store in a temporary folder,
+// some steps. What comes back is everything that invariant 1 compares.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "core/run_config.hpp"
+#include "model/architecture.hpp"
+#include "scheduler/exec/executor.hpp"
+#include "scheduler/plan/plan.hpp"
+
+namespace headrace::testing {
+
+struct RunOptions {
+  model::Architecture architecture;
+  OptimSection optim;
+  std::int64_t micro_batch = 2;
+  std::int64_t seq_len = 16;
+  std::int64_t accumulate = 1;
+  int steps = 30;
+  int compute_threads = 2;
+  int optimizer_threads = 2;
+  std::uint64_t seed = 1337;
+  plan::PlanSettings settings;  // budgets default to plenty
+  // Called before each step; may change the tokens.
+  std::function<void(int step, std::vector<std::int32_t>& tokens)> on_tokens;
+  // Poisons a weight of the model before this step, so that its gradients are not finite.
+  std::optional<int> evaluate_after;  // a step after which the loss is evaluated as well
+};
+
+struct RunRecord {
+  std::vector<double> losses, norms;
+  std::vector<char> skipped;
+  std::vector<double> evaluations;
+  std::vector<float> params;  // every unit, padding included
+  std::size_t races = 0;
+  std::string first_race;
+  std::uint64_t host_arena_bytes = 0, device_arena_bytes = 0;
+  std::uint64_t nvme_read_bytes = 0, nvme_write_bytes = 0;
+  plan::Plan plan;
+};
+
+// GPT-2 (tied) and Llama (untied, grouped-query) of a few blocks; sizes that are no multiples of
+// anything.
+[[nodiscard]] model::Architecture small_gpt2();
+[[nodiscard]] model::Architecture small_llama();
+
+// Settings with budgets that never bind.
+[[nodiscard]] plan::PlanSettings ample_settings();
+
+// The smallest budgets with which the planner still makes a plan for these options, other things
+// equal.
+[[nodiscard]] std::size_t smallest_device_bytes(const RunOptions& options);
+[[nodiscard]] std::size_t smallest_host_bytes(const RunOptions& options);
+
+// Fails the test (and returns what it has) on any error.
+[[nodiscard]] RunRecord run_engine(const RunOptions& options);
+
+// Fails unless both are equal bit for bit in every compared number and in the weights.
+void expect_same_bits(const RunRecord& expected, const RunRecord& actual, const std::string& what);
+
+}  // namespace headrace::testing

@@ -1,0 +1,213 @@
+// Invariant 1: placement never changes numbers. The same steps under every placement, lookahead,
+// tile size, thread count, traversal and update give equal bits, with the race checker on.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <map>
+
+#include "tests/engine/harness.hpp"
+
+namespace headrace::testing {
+namespace {
+
+using plan::Home;
+using plan::kBlockElements;
+using plan::Traversal;
+using plan::Update;
+
+struct Family {
+  const char* name;
+  model::Architecture (*make)();
+};
+
+std::string family_test_name(const ::testing::TestParamInfo<Family>& info) {
+  return info.param.name;
+}
+
+class Invariance : public ::testing::TestWithParam<Family> {
+ protected:
+  [[nodiscard]] RunOptions base() const {
+    RunOptions options;
+    options.architecture = GetParam().make();
+    options.accumulate = 3;
+    options.optim.lr = 1e-3;
+    options.settings = ample_settings();
+    return options;
+  }
+
+  // Everything in memory, nothing streams.
+  [[nodiscard]] const RunRecord& reference() const {
+    static std::map<std::string, RunRecord> records;
+    auto found = records.find(GetParam().name);
+    if (found == records.end()) {
+      found = records.emplace(GetParam().name, run_engine(base())).first;
+    }
+    return found->second;
+  }
+};
+
+TEST_P(Invariance, TrainsAtAll) {
+  const RunRecord& record = reference();
+  ASSERT_EQ(record.losses.size(), 30U);
+  EXPECT_LT(record.losses.back(), record.losses.front());
+  EXPECT_EQ(record.nvme_read_bytes, 0U);
+}
+
+TEST_P(Invariance, SeparateDeviceWithRoomForEverything) {
+  for (const Home home : {Home::kDevice, Home::kHost}) {
+    RunOptions options = base();
+    options.settings.separate_device = true;
+    options.settings.place = home;
+    expect_same_bits(reference(), run_engine(options), plan::home_name(home));
+  }
+}
+
+TEST_P(Invariance, SmallDeviceArena) {
+  RunOptions options = base();
+  options.settings.separate_device = true;
+  options.settings.lookahead = 1;
+  options.settings.place = Home::kHost;
+  options.settings.device_memory_bytes = smallest_device_bytes(options);
+  const RunRecord record = run_engine(options);
+  EXPECT_TRUE(std::none_of(record.plan.units.begin() + 1,
+                           record.plan.units.end() - 1,
+                           [](const plan::UnitPlan& unit) { return unit.pinned; }));
+  expect_same_bits(reference(), record, "two slots on the device");
+}
+
+TEST_P(Invariance, EverythingOnNvme) {
+  for (const bool separate : {false, true}) {
+    for (const int lookahead : {1, 4}) {
+      RunOptions options = base();
+      options.settings.separate_device = separate;
+      options.settings.place = Home::kNvme;
+      options.settings.lookahead = lookahead;
+      options.settings.tile_elements = (lookahead == 1 ? 1 : 5) * kBlockElements;
+      const RunRecord record = run_engine(options);
+      EXPECT_GT(record.nvme_read_bytes, 0U);
+      EXPECT_GT(record.nvme_write_bytes, 0U);
+      expect_same_bits(
+          reference(),
+          record,
+          "nvme, lookahead " + std::to_string(lookahead) + (separate ? ", separate device" : ""));
+    }
+  }
+}
+
+TEST_P(Invariance, SmallestHostBudgetAndALittleMore) {
+  RunOptions options = base();
+  const std::size_t smallest = smallest_host_bytes(options);
+  std::uint64_t read_bytes_before = 0;
+  for (const double share : {0.4, 0.0}) {
+    options.settings.host_memory_bytes =
+        smallest + static_cast<std::size_t>(
+                       share * static_cast<double>(reference().host_arena_bytes - smallest));
+    const RunRecord record = run_engine(options);
+    EXPECT_GT(record.nvme_read_bytes, read_bytes_before);
+    EXPECT_LE(record.host_arena_bytes, options.settings.host_memory_bytes);
+    expect_same_bits(reference(), record, "part on host, part on nvme");
+    read_bytes_before = record.nvme_read_bytes;
+  }
+}
+
+TEST_P(Invariance, OptimizerThreadsAndTiles) {
+  for (const int threads : {1, 3}) {
+    for (const int blocks : {1, 5}) {
+      RunOptions options = base();
+      options.optimizer_threads = threads;
+      options.settings.tile_elements = blocks * kBlockElements;
+      expect_same_bits(reference(),
+                       run_engine(options),
+                       std::to_string(threads) + " threads, tiles of " + std::to_string(blocks));
+    }
+  }
+}
+
+TEST_P(Invariance, TraversalAndUpdateOrder) {
+  for (const bool nvme : {false, true}) {
+    for (const bool separate : {false, true}) {
+      for (const Traversal traversal : {Traversal::kLayerMajor, Traversal::kBatchMajor}) {
+        for (const Update update : {Update::kHeld, Update::kAfterBackward}) {
+          RunOptions options = base();
+          options.settings.separate_device = separate;
+          options.settings.traversal = traversal;
+          options.settings.update = update;
+          if (nvme) {
+            options.settings.place = Home::kNvme;
+          }
+          expect_same_bits(reference(),
+                           run_engine(options),
+                           std::string(plan::traversal_name(traversal)) + ", " +
+                               plan::update_name(update) + (nvme ? ", nvme" : "") +
+                               (separate ? ", separate device" : ""));
+        }
+      }
+    }
+  }
+}
+
+TEST_P(Invariance, RoundedGradientsInEveryPlace) {
+  RunOptions options = base();
+  options.settings.grad = Dtype::kBf16;
+  const RunRecord expected = run_engine(options);
+  EXPECT_NE(expected.losses.back(), reference().losses.back());
+  for (const bool separate : {false, true}) {
+    for (const Traversal traversal : {Traversal::kLayerMajor, Traversal::kBatchMajor}) {
+      RunOptions other = options;
+      other.settings.separate_device = separate;
+      other.settings.traversal = traversal;
+      other.settings.place = Home::kNvme;
+      expect_same_bits(expected,
+                       run_engine(other),
+                       std::string("bf16 gradients, ") + plan::traversal_name(traversal) +
+                           (separate ? ", separate device" : ""));
+    }
+  }
+}
+
+TEST_P(Invariance, GroupsAndFrozenTensors) {
+  RunOptions options = base();
+  options.optim.group = {{.match = {"*.0.*"},
+                          .lr_scale = 1.0,
+                          .betas = {},
+                          .eps = {},
+                          .weight_decay = {},
+                          .frozen = true},
+                         {.match = {"*.1.*weight"},
+                          .lr_scale = 0.5,
+                          .betas = std::array<double, 2>{0.8, 0.99},
+                          .eps = 1e-6,
+                          .weight_decay = 0.3,
+                          .frozen = false}};
+  options.settings.tile_elements = kBlockElements;
+  const RunRecord expected = run_engine(options);
+  for (const bool separate : {false, true}) {
+    RunOptions other = options;
+    other.settings.separate_device = separate;
+    other.settings.place = Home::kNvme;
+    other.settings.tile_elements = 5 * kBlockElements;
+    expect_same_bits(
+        expected, run_engine(other), separate ? "frozen, separate device" : "frozen, nvme");
+  }
+}
+
+TEST_P(Invariance, EvaluationInTheMiddleChangesNothing) {
+  RunOptions options = base();
+  options.evaluate_after = 7;
+  const RunRecord in_memory = run_engine(options);
+  expect_same_bits(reference(), in_memory, "evaluation in between");
+  options.settings.place = Home::kNvme;
+  options.settings.separate_device = true;
+  const RunRecord streamed = run_engine(options);
+  expect_same_bits(reference(), streamed, "evaluation in between, nvme");
+  EXPECT_EQ(in_memory.evaluations, streamed.evaluations);
+}
+
+INSTANTIATE_TEST_SUITE_P(Families,
+                         Invariance,
+                         ::testing::Values(Family{"Gpt2Tied", small_gpt2},
+                                           Family{"LlamaUntied", small_llama}),
+                         family_test_name);
+
+}  // namespace
+}  // namespace headrace::testing
