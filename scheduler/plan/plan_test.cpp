@@ -1,0 +1,454 @@
+// The planner's promises: layout rules, exact waits, budgets, hints that work, and the arithmetic
+// of the table. Random programs print their seed.
+#include "scheduler/plan/plan.hpp"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <functional>
+#include <random>
+
+#include "scheduler/plan/builder.hpp"
+#include "scheduler/plan/choices.hpp"
+
+namespace headrace::plan {
+namespace {
+
+std::uint64_t test_seed() {
+  const char* text = std::getenv("HEADRACE_SEED");
+  const std::uint64_t seed =
+      text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
+  ::testing::Test::RecordProperty("seed", std::to_string(seed));
+  std::fprintf(stderr, "HEADRACE_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  return seed;
+}
+
+TensorSpec tensor(std::string name, std::vector<std::int64_t> shape, bool frozen = false) {
+  TensorSpec spec;
+  spec.name = std::move(name);
+  spec.shape = std::move(shape);
+  spec.frozen = frozen;
+  return spec;
+}
+
+// A model of plain numbers: an embedding, blocks of three tensors, a head.
+ModelSpec make_model(
+    std::int64_t hidden, int blocks, std::int64_t vocab, bool tied, std::int64_t accumulate = 1) {
+  ModelSpec model;
+  model.hidden = hidden;
+  model.vocab = vocab;
+  model.tied = tied;
+  model.micro_batch = 2;
+  model.seq_len = 64;
+  model.accumulate = accumulate;
+  model.groups.resize(1);
+  UnitSpec embedding;
+  embedding.name = "embedding";
+  embedding.kind = UnitKind::kEmbedding;
+  embedding.tensors = {tensor("wte", {vocab, hidden})};
+  embedding.tensors[0].own_pages = tied;
+  lay_out(embedding);
+  model.tables = {{.tensor = 0, .rows = vocab, .index = RowTable::Index::kToken}};
+  UnitSpec head;
+  head.name = "head";
+  head.kind = UnitKind::kHead;
+  head.tensors = {tensor("norm", {hidden})};
+  if (!tied) {
+    head.tensors.push_back(tensor("lm_head", {vocab, hidden}));
+    head.tensors[1].own_pages = true;
+  }
+  lay_out(head);
+  head.pieces = {{.begin = 0, .elements = tied ? head.elements : head.tensors[1].offset}};
+  model.units.push_back(embedding);
+  for (int b = 0; b < blocks; ++b) {
+    UnitSpec block;
+    block.name = "block." + std::to_string(b);
+    block.tensors = {tensor("gain", {hidden}),
+                     tensor("up", {4 * hidden, hidden}),
+                     tensor("down", {hidden, 4 * hidden})};
+    lay_out(block);
+    block.pieces = {{.begin = 0, .elements = block.elements}};
+    block.cost = {.forward_flops = 1e9,
+                  .backward_flops = 2e9,
+                  .forward_bytes = 1e6,
+                  .backward_bytes = 2e6,
+                  .forward_workspace_bytes = 1 << 16,
+                  .backward_workspace_bytes = 1 << 17,
+                  .saved_bytes = 1 << 18};
+    model.units.push_back(block);
+  }
+  model.units.push_back(head);
+  const int rows_unit = tied ? 0 : static_cast<int>(model.units.size()) - 1;
+  model.head.rows =
+      cut_rows(model.units[static_cast<std::size_t>(rows_unit)], rows_unit, tied ? 0 : 1, 64);
+  model.head.rows_per_chunk = 64;
+  model.head.state_bytes = 4096;
+  model.head.score.forward_workspace_bytes = 1 << 16;
+  model.head.gradient.backward_workspace_bytes = 1 << 16;
+  return model;
+}
+
+PlanSettings roomy() {
+  PlanSettings settings;
+  settings.host_memory_bytes = std::size_t{8} << 30;
+  settings.host_available_bytes = std::size_t{16} << 30;
+  settings.device_available_bytes = std::size_t{8} << 30;
+  return settings;
+}
+
+TEST(Layout, LargeTensorsStartAtPagesAndSmallOnesAtMultiplesOf64) {
+  UnitSpec unit;
+  unit.tensors = {tensor("a", {7}),
+                  tensor("b", {65}),
+                  tensor("c", {2048}),
+                  tensor("d", {3}),
+                  tensor("e", {5}, true),
+                  tensor("f", {0}),
+                  tensor("g", {100000})};
+  lay_out(unit);
+  EXPECT_EQ(unit.tensors[0].offset, 0);
+  EXPECT_EQ(unit.tensors[1].offset, 64);
+  EXPECT_EQ(unit.tensors[2].offset, 2048);
+  EXPECT_EQ(unit.tensors[3].offset, 4096);
+  EXPECT_EQ(unit.tensors[4].offset % kPageElements, 0) << "frozen changes";
+  EXPECT_EQ(unit.tensors[5].offset % kPageElements, 0) << "frozen changes back";
+  EXPECT_EQ(unit.tensors[6].offset % kPageElements, 0);
+  EXPECT_EQ(unit.elements % kPageElements, 0);
+  EXPECT_GE(unit.elements, unit.tensors[6].offset + 100000);
+}
+
+// Random units: tiles cover them exactly, start at pages, respect pieces and frozen edges, and cut
+// tensors at blocks only.
+TEST(Tiles, CoverEveryElementOnceAndCutOnlyWhereTheyMay) {
+  const std::uint64_t seed = test_seed();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    UnitSpec unit;
+    const int tensors = 1 + static_cast<int>(random() % 8);
+    for (int i = 0; i < tensors; ++i) {
+      const std::int64_t size =
+          static_cast<std::int64_t>(random() % (random() % 3 == 0 ? 400000 : 3000));
+      unit.tensors.push_back(tensor("t" + std::to_string(i), {size}, random() % 3 == 0));
+    }
+    lay_out(unit);
+    const std::int64_t tile_elements = kBlockElements * static_cast<std::int64_t>(1 + random() % 5);
+    std::int64_t at = 0;
+    for (const TileSpec& tile : cut_tiles(unit, tile_elements)) {
+      ASSERT_EQ(tile.begin, at) << "seed " << seed;
+      ASSERT_GT(tile.elements, 0);
+      ASSERT_EQ(tile.begin % kPageElements, 0);
+      for (const TensorSpec& one : unit.tensors) {
+        const std::int64_t begin = std::max(one.offset, tile.begin),
+                           end = std::min(one.offset + one.elements, tile.begin + tile.elements);
+        if (begin < end) {
+          ASSERT_EQ(one.frozen, tile.frozen) << "seed " << seed;
+          ASSERT_EQ((begin - one.offset) % kBlockElements, 0) << "seed " << seed;
+        }
+      }
+      at += tile.elements;
+    }
+    ASSERT_EQ(at, unit.elements);
+  }
+}
+
+TEST(Rows, PiecesHoldEveryRowOnceAndBeginAtPages) {
+  for (const std::int64_t hidden : {1, 3, 48, 64, 100, 384, 768, 1600}) {
+    UnitSpec unit;
+    unit.tensors = {tensor("norm", {hidden}), tensor("rows", {1003, hidden})};
+    unit.tensors[1].own_pages = true;
+    lay_out(unit);
+    std::int64_t next = 0;
+    for (const RowPiece& piece : cut_rows(unit, 5, 1, 100)) {
+      EXPECT_EQ(piece.first_row, next);
+      const PieceSpec& range = unit.pieces[static_cast<std::size_t>(piece.piece)];
+      EXPECT_EQ(range.begin % kPageElements, 0);
+      EXPECT_EQ((range.begin - unit.tensors[1].offset) % kBlockElements, 0);
+      EXPECT_GE(range.elements, piece.rows * hidden);
+      EXPECT_LE(range.begin + range.elements, unit.elements);
+      next += piece.rows;
+    }
+    EXPECT_EQ(next, 1003);
+  }
+}
+
+// Reachability over queue order and waits: what derive_waits must make true for every conflicting
+// pair, and what it must not say twice.
+struct Graph {
+  explicit Graph(const Program& program)
+      : reach(program.instructions.size(), std::vector<char>(program.instructions.size(), 0)) {
+    for (std::size_t i = 0; i < program.instructions.size(); ++i) {
+      const Instruction& instruction = program.instructions[i];
+      std::vector<std::size_t> before(instruction.waits.begin(), instruction.waits.end());
+      for (std::size_t j = i; j-- > 0;) {
+        const Instruction& other = program.instructions[j];
+        if (other.queue == instruction.queue &&
+            (other.queue != QueueKind::kNvme || other.lane == instruction.lane)) {
+          before.push_back(j);
+          break;
+        }
+      }
+      for (const std::size_t j : before) {
+        reach[i][j] = 1;
+        for (std::size_t k = 0; k < j; ++k) {
+          reach[i][k] = static_cast<char>(reach[i][k] | reach[j][k]);
+        }
+      }
+    }
+  }
+
+  std::vector<std::vector<char>> reach;
+};
+
+bool conflict(const Instruction& a, const Instruction& b) {
+  for (const Access& x : a.accesses) {
+    for (const Access& y : b.accesses) {
+      const bool writes = x.mode != AccessMode::kRead || y.mode != AccessMode::kRead;
+      if (writes && x.buffer >= 0 && x.buffer == y.buffer && x.offset < y.offset + y.bytes &&
+          y.offset < x.offset + x.bytes) {
+        return true;
+      }
+    }
+  }
+  return false;
+}
+
+Program random_program(std::mt19937_64& random, std::size_t count) {
+  Program program;
+  for (std::size_t i = 0; i < count; ++i) {
+    Instruction instruction;
+    instruction.queue = static_cast<QueueKind>(random() % 5);
+    instruction.lane = static_cast<int>(random() % 3);
+    for (std::size_t a = 0; a < 1 + random() % 3; ++a) {
+      instruction.accesses.push_back({.buffer = static_cast<int>(random() % 4),
+                                      .offset = random() % 8,
+                                      .bytes = 1 + random() % 6,
+                                      .mode = static_cast<AccessMode>(random() % 3),
+                                      .content = 0});
+    }
+    program.instructions.push_back(instruction);
+  }
+  return program;
+}
+
+TEST(Waits, OrderEveryConflictAndNoneTwice) {
+  const std::uint64_t seed = test_seed();
+  std::mt19937_64 random(seed);
+  for (int round = 0; round < 200; ++round) {
+    Program program = random_program(random, 40);
+    derive_waits(program);
+    const Graph graph(program);
+    for (std::size_t i = 0; i < program.instructions.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        if (conflict(program.instructions[i], program.instructions[j])) {
+          ASSERT_TRUE(graph.reach[i][j]) << "seed " << seed << ": " << j << " before " << i;
+        }
+      }
+      std::vector<int>& waits = program.instructions[i].waits;
+      if (!waits.empty()) {
+        // The last of the waits is needed: without it, something unordered is left.
+        const int removed = waits.back();
+        waits.pop_back();
+        ASSERT_FALSE(Graph(program).reach[i][static_cast<std::size_t>(removed)]) << "seed " << seed;
+        waits.push_back(removed);
+      }
+    }
+  }
+}
+
+TEST(Plan, ProgramsOrderEveryConflict) {
+  for (const bool separate : {false, true}) {
+    for (const bool tied : {false, true}) {
+      PlanSettings settings = roomy();
+      settings.separate_device = separate;
+      settings.place = Home::kNvme;
+      settings.tile_elements = kBlockElements;
+      const ModelSpec model = make_model(96, 3, 700, tied, 2);
+      const auto plan = make_plan(model, settings, {});
+      ASSERT_TRUE(plan);
+      for (const Program* program :
+           {&plan->compute, &plan->compute_held, &plan->drain, &plan->evaluation}) {
+        const Graph graph(*program);
+        for (std::size_t i = 0; i < program->instructions.size(); ++i) {
+          for (std::size_t j = 0; j < i; ++j) {
+            ASSERT_TRUE(!conflict(program->instructions[i], program->instructions[j]) ||
+                        graph.reach[i][j])
+                << program->name;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(Plan, BuffersOfATierDoNotOverlapAndFillTheArena) {
+  PlanSettings settings = roomy();
+  settings.separate_device = true;
+  const auto plan = make_plan(make_model(96, 3, 700, true, 3), settings, {});
+  ASSERT_TRUE(plan);
+  for (const MemoryTier tier : {MemoryTier::kDevice, MemoryTier::kHost}) {
+    std::vector<std::pair<std::size_t, std::size_t>> ranges;
+    for (const Buffer& buffer : plan->buffers) {
+      if (buffer.tier == tier) {
+        EXPECT_EQ(buffer.offset % 4096, 0U);
+        ranges.emplace_back(buffer.offset, buffer.offset + buffer.bytes);
+      }
+    }
+    std::sort(ranges.begin(), ranges.end());
+    for (std::size_t i = 1; i < ranges.size(); ++i) {
+      EXPECT_LE(ranges[i - 1].second, ranges[i].first);
+    }
+    EXPECT_LE(ranges.back().second,
+              tier == MemoryTier::kDevice ? plan->device_arena_bytes : plan->host_arena_bytes);
+  }
+}
+
+TEST(Plan, MemoryTableAddsUpToTheArenas) {
+  for (const bool separate : {false, true}) {
+    PlanSettings settings = roomy();
+    settings.separate_device = separate;
+    const auto plan = make_plan(make_model(96, 3, 700, true, 3), settings, {});
+    ASSERT_TRUE(plan);
+    std::uint64_t device = 0, host = 0;
+    for (const MemoryRow& row : plan->memory) {
+      if (row.purpose != "process") {
+        device += row.device_bytes;
+        host += row.host_bytes;
+      }
+    }
+    EXPECT_EQ(device, plan->device_arena_bytes);
+    EXPECT_EQ(host, plan->host_arena_bytes);
+  }
+}
+
+TEST(Plan, ARunThatDoesNotFitIsRefusedWithAHintThatWorks) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 1);
+  PlanSettings settings = roomy();
+  settings.separate_device = true;
+  settings.host_memory_bytes = std::size_t{1} << 20;
+  settings.device_memory_bytes = std::size_t{1} << 20;
+  const auto refused = make_plan(model, settings, {});
+  ASSERT_FALSE(refused);
+  EXPECT_EQ(refused.error().code, ExitCode::kDoesNotFit);
+  const std::string& hint = refused.error().hint;
+  const auto value_of = [&hint](const std::string& key) -> std::size_t {
+    const std::size_t at = hint.find(key + "=\"");
+    return at == std::string::npos
+               ? 0
+               : std::strtoull(hint.c_str() + at + key.size() + 2, nullptr, 10) << 20;
+  };
+  const std::size_t host = value_of("tiers.host_memory"), device = value_of("tiers.device_memory");
+  ASSERT_TRUE(host > 0 || device > 0) << hint;
+  settings.host_memory_bytes = std::max(host, settings.host_memory_bytes);
+  settings.device_memory_bytes = std::max(device, *settings.device_memory_bytes);
+  EXPECT_TRUE(make_plan(model, settings, {})) << hint;
+}
+
+TEST(Plan, MoreHostMemoryNeverMeansMoreBytesOverNvme) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 1);
+  std::uint64_t before = ~std::uint64_t{0};
+  for (const std::size_t mebibytes : {40, 60, 80, 120, 200, 400}) {
+    PlanSettings settings = roomy();
+    settings.host_memory_bytes = mebibytes << 20;
+    const auto plan = make_plan(model, settings, {});
+    if (!plan) {
+      continue;
+    }
+    const Prediction* steady = find_prediction(*plan, "steady");
+    ASSERT_NE(steady, nullptr);
+    std::uint64_t bytes = 0;
+    for (const char* link : {"nvme_read", "nvme_write"}) {
+      const auto found = steady->link_bytes.find(link);
+      bytes += found == steady->link_bytes.end() ? 0 : found->second;
+    }
+    EXPECT_LE(bytes, before) << mebibytes << " MiB";
+    before = bytes;
+  }
+  EXPECT_EQ(before, 0U) << "everything fits at last";
+}
+
+TEST(Plan, FrozenTensorsHaveNoGradientNoStateAndNoWrites) {
+  ModelSpec model = make_model(96, 3, 700, false, 1);
+  for (TensorSpec& one : model.units[1].tensors) {
+    one.frozen = true;
+  }
+  lay_out(model.units[1]);
+  PlanSettings settings = roomy();
+  settings.place = Home::kNvme;
+  const auto plan = make_plan(model, settings, {});
+  ASSERT_TRUE(plan);
+  EXPECT_EQ(plan->units[1].gradient, -1);
+  EXPECT_EQ(plan->units[1].state, -1);
+  for (const Program* program : {&plan->compute_held, &plan->drain}) {
+    for (const Instruction& instruction : program->instructions) {
+      const bool stores = instruction.kind == InstructionKind::kUpdate ||
+                          instruction.kind == InstructionKind::kWriteParam ||
+                          instruction.kind == InstructionKind::kWriteState;
+      EXPECT_FALSE(stores && instruction.unit == 1);
+    }
+  }
+}
+
+TEST(Plan, HeldUpdatesEachTrainableTileOnceBeforeItsFirstUse) {
+  PlanSettings settings = roomy();
+  settings.place = Home::kNvme;
+  settings.tile_elements = kBlockElements;
+  settings.traversal = Traversal::kBatchMajor;
+  const auto plan = make_plan(make_model(96, 3, 700, true, 3), settings, {});
+  ASSERT_TRUE(plan);
+  std::map<std::pair<int, int>, int> updates;
+  std::map<int, bool> used;
+  for (const Instruction& instruction : plan->compute_held.instructions) {
+    if (instruction.kind == InstructionKind::kUpdate) {
+      EXPECT_FALSE(used[instruction.unit] && instruction.unit != 0)
+          << "unit " << instruction.unit << " was used before its update";
+      updates[{instruction.unit, instruction.index}]++;
+    } else if (instruction.kind == InstructionKind::kForward) {
+      used[instruction.unit] = true;
+    }
+  }
+  for (std::size_t u = 0; u < plan->units.size(); ++u) {
+    for (std::size_t t = 0; t < plan->units[u].tiles.size(); ++t) {
+      EXPECT_EQ((updates[{static_cast<int>(u), static_cast<int>(t)}]), 1);
+    }
+  }
+}
+
+TEST(Simulation, ResourcesAreNeverUsedBeyondTheirTime) {
+  PlanSettings settings = roomy();
+  settings.place = Home::kNvme;
+  settings.separate_device = true;
+  MachineProfile machine;
+  machine.nvme_read_bytes_per_s = 2e9;
+  machine.nvme_write_bytes_per_s = 1e9;
+  machine.gemm_fp32_flops_per_s = 1e11;
+  const auto plan = make_plan(make_model(256, 6, 3000, false, 2), settings, machine);
+  ASSERT_TRUE(plan);
+  for (const Prediction& prediction : plan->predictions) {
+    EXPECT_GE(prediction.seconds, prediction.bound_seconds * (1 - 1e-9)) << prediction.variant;
+    for (const auto& [resource, seconds] : prediction.busy_seconds) {
+      EXPECT_LE(seconds, prediction.seconds * (1 + 1e-9)) << prediction.variant << " " << resource;
+    }
+  }
+}
+
+TEST(Simulation, TheSlowestLinkDecides) {
+  PlanSettings settings = roomy();
+  settings.place = Home::kNvme;
+  MachineProfile machine;
+  machine.gemm_fp32_flops_per_s = 1e15;
+  machine.memory_bytes_per_s = 1e13;
+  machine.adamw_fp32_params_per_s = 1e13;
+  machine.nvme_read_bytes_per_s = machine.nvme_write_bytes_per_s = 1e6;
+  const auto plan = make_plan(make_model(256, 6, 3000, false, 1), settings, machine);
+  ASSERT_TRUE(plan);
+  const Prediction* steady = find_prediction(*plan, "steady");
+  const double transfer_seconds = static_cast<double>(steady->link_bytes.at("nvme_read") +
+                                                      steady->link_bytes.at("nvme_write")) /
+                                  1e6;
+  EXPECT_NEAR(steady->bound_seconds, transfer_seconds, 1e-3 * transfer_seconds);
+  EXPECT_LT(steady->seconds, 1.05 * transfer_seconds);
+}
+
+}  // namespace
+}  // namespace headrace::plan
