@@ -10,11 +10,13 @@
 #include <sys/prctl.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
-#include <cinttypes>
-#include <cstdio>
+#include <charconv>
 #include <fstream>
 #include <limits>
+#include <optional>
+#include <string_view>
 
 #include "core/assert.hpp"
 #include "core/quantity.hpp"
@@ -77,25 +79,51 @@ struct HugePages {
   std::size_t hugetlb_bytes = 0;
 };
 
+// The number at the start of `text`, after blanks; moves `text` behind it.
+std::optional<std::uint64_t> take_number(std::string_view& text, int base) {
+  text.remove_prefix(std::min(text.find_first_not_of(' '), text.size()));
+  std::uint64_t value = 0;
+  const auto [end, problem] = std::from_chars(text.data(), text.data() + text.size(), value, base);
+  if (problem != std::errc()) {
+    return std::nullopt;
+  }
+  text.remove_prefix(static_cast<std::size_t>(end - text.data()));
+  return value;
+}
+
+// A line "7f00-7f80 rw-p ...": whether the mapping lies inside [begin, end). Nothing: another line.
+std::optional<bool> mapping_inside(std::string_view line, std::uint64_t begin, std::uint64_t end) {
+  const auto map_begin = take_number(line, 16);
+  if (!map_begin.has_value() || !line.starts_with('-')) {
+    return std::nullopt;
+  }
+  line.remove_prefix(1);
+  const auto map_end = take_number(line, 16);
+  return *map_begin >= begin && map_end.has_value() && *map_end <= end;
+}
+
+// A line "AnonHugePages:    2048 kB" of that key, in bytes; 0 for any other line.
+std::size_t field_bytes(std::string_view line, std::string_view key) {
+  constexpr std::size_t kKibBytes = 1024;
+  if (!line.starts_with(key)) {
+    return 0;
+  }
+  line.remove_prefix(key.size());
+  return take_number(line, 10).value_or(0) * kKibBytes;
+}
+
 HugePages read_smaps(const std::byte* data, std::size_t bytes) {
   const auto begin = reinterpret_cast<std::uintptr_t>(data);
-  const std::uintptr_t end = begin + bytes;
-  constexpr std::size_t kKibBytes = 1024;
   HugePages found;
   std::ifstream file("/proc/self/smaps");
   std::string line;
   bool inside = false;
   while (std::getline(file, line)) {
-    std::uintptr_t map_begin = 0;
-    std::uintptr_t map_end = 0;
-    std::size_t kib = 0;
-    // Field lines begin with a capital letter, mapping lines with a hexadecimal address.
-    if (std::sscanf(line.c_str(), "%" SCNxPTR "-%" SCNxPTR " ", &map_begin, &map_end) == 2) {
-      inside = map_begin >= begin && map_end <= end;
-    } else if (inside && std::sscanf(line.c_str(), "AnonHugePages: %zu kB", &kib) == 1) {
-      found.transparent_bytes += kib * kKibBytes;
-    } else if (inside && std::sscanf(line.c_str(), "Private_Hugetlb: %zu kB", &kib) == 1) {
-      found.hugetlb_bytes += kib * kKibBytes;
+    if (const auto is_inside = mapping_inside(line, begin, begin + bytes); is_inside.has_value()) {
+      inside = *is_inside;
+    } else if (inside) {
+      found.transparent_bytes += field_bytes(line, "AnonHugePages:");
+      found.hugetlb_bytes += field_bytes(line, "Private_Hugetlb:");
     }
   }
   return found;

@@ -62,8 +62,8 @@ struct HarnessKind {
   int random_programs = 200;  // fewer where making a harness is slow
 };
 
-inline void PrintTo(const HarnessKind& kind, std::ostream* out) {
-  *out << kind.name;
+inline std::ostream& operator<<(std::ostream& out, const HarnessKind& kind) {
+  return out << kind.name;
 }
 
 // Writes `value` into every word of a cell; what the host and the "host" queue do.

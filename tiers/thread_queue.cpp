@@ -8,11 +8,12 @@
 
 #include <pthread.h>
 
+#include <algorithm>
 #include <array>
 #include <chrono>
 #include <condition_variable>
-#include <cstdio>
 #include <exception>
+#include <string_view>
 #include <thread>
 #include <vector>
 
@@ -121,9 +122,13 @@ struct ThreadQueue::State {
     if (event.done()) {
       return;
     }
+    // Composed without allocating; what a trace keeps of a name is not longer.
     std::array<char, 32> label = {};
-    std::snprintf(label.data(), label.size(), "wait for %s", event.queue()->name().c_str());
-    const TraceScope span(trace, track, label.data());
+    constexpr std::string_view kPrefix = "wait for ";
+    const std::string_view other = event.queue()->name();
+    const std::size_t kept = std::min(other.size(), label.size() - kPrefix.size());
+    std::copy_n(other.data(), kept, std::copy(kPrefix.begin(), kPrefix.end(), label.data()));
+    const TraceScope span(trace, track, {label.data(), kPrefix.size() + kept});
     const auto begin = std::chrono::steady_clock::now();
     // A fault does not end the wait: the other queue may still be running the body that it had
     // begun, and it finishes its tickets in any case. The fault is looked at before each body.

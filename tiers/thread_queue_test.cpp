@@ -33,7 +33,7 @@ class ThreadHarness final : public QueueHarness {
 
   Queue& queue(std::size_t index) override { return *queues_.at(index); }
 
-  std::size_t cell_bytes() const override { return kCellBytes; }
+  [[nodiscard]] std::size_t cell_bytes() const override { return kCellBytes; }
 
   std::byte* cell_memory(std::size_t cell) override { return &memory_.at(cell * kCellBytes); }
 

@@ -90,7 +90,7 @@ TEST(CpuDevice, ACapBoundsEveryCopyAndCopiesInARow) {
       runtime, {.aliases_host = false, .h2d_bytes_per_s = kCap, .d2h_bytes_per_s = 2 * kCap});
   std::vector<std::byte> source(std::size_t{1} << 20);
   std::vector<std::byte> target(source.size());
-  const double bytes = static_cast<double>(source.size());
+  const auto bytes = static_cast<double>(source.size());
   // One, then several in a row, in each direction.
   for (Queue* link : {&device->h2d(), &device->d2h()}) {
     const double cap = link == &device->h2d() ? kCap : 2 * kCap;
