@@ -22,6 +22,8 @@
 #include <deque>
 #include <exception>
 #include <future>
+#include <string>
+#include <string_view>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -91,6 +93,7 @@ class Engine final : public IoEngine {
   void retry(Request& request, std::uint64_t progress);
   void release(Request& request);
   void raise(const Lane& lane, Error error);
+  void trace(const Lane& lane, std::string_view name, std::int64_t begin_ns, std::int64_t id) const;
   [[nodiscard]] bool stopped_transfer() const;
   [[nodiscard]] bool finished();
   [[nodiscard]] std::uint64_t file_offset(const Request& request) const;
@@ -242,6 +245,12 @@ void Engine::advance(Lane& lane) {
       if (!lane.wait_over()) {
         return;
       }
+      if (runtime_.trace != nullptr) {
+        trace(lane,
+              fmt::format("wait for {}", lane.current.event.queue()->name()),
+              lane.wait_begin_ns,
+              -1);
+      }
       lane.finish_current();
     }
     if (lane.phase == Lane::Phase::kTransferring) {
@@ -261,6 +270,7 @@ void Engine::advance(Lane& lane) {
           lane.finish_current();
         } else {
           lane.phase = Lane::Phase::kWaiting;
+          lane.wait_begin_ns = TraceRecorder::now_ns();
         }
         break;
       case LaneEntry::Kind::kBody:
@@ -316,14 +326,22 @@ void Engine::end_transfer(Lane& lane) {
       raise(lane, std::move(status).error());
     }
   }
-  if (runtime_.trace != nullptr) {
-    runtime_.trace->record(TraceSpan{.name = lane.current.name,
-                                     .track = lane.track,
-                                     .begin_ns = lane.transfer.begin_ns,
-                                     .end_ns = TraceRecorder::now_ns(),
-                                     .id = static_cast<std::int64_t>(lane.current.id)});
-  }
+  trace(
+      lane, lane.current.name, lane.transfer.begin_ns, static_cast<std::int64_t>(lane.current.id));
   lane.finish_current();
+}
+
+void Engine::trace(const Lane& lane,
+                   std::string_view name,
+                   std::int64_t begin_ns,
+                   std::int64_t id) const {
+  if (runtime_.trace != nullptr) {
+    runtime_.trace->record(TraceSpan{.name = name,
+                                     .track = lane.track,
+                                     .begin_ns = begin_ns,
+                                     .end_ns = TraceRecorder::now_ns(),
+                                     .id = id});
+  }
 }
 
 // Gives the kernel as many requests as may be in flight, lane after lane in turn. Returns how long

@@ -476,17 +476,31 @@ TEST_F(IoEngineTest, RandomInterleavingsEqualAModelInMemory) {
   }
 }
 
-TEST_F(IoEngineTest, OperationsLeaveSpansInTheTrace) {
+TEST_F(IoEngineTest, OperationsAndWaitsLeaveSpansInTheTrace) {
   TraceRecorder trace(100);
   runtime_.trace = &trace;
-  round_trip(make_engine(runtime_, *store_)->lane(0), kSmallParam, 1);
-  EXPECT_EQ(trace.events_recorded(), 2U);
+  {
+    const auto engine = make_engine(runtime_, *store_, {.lanes = 2});
+    round_trip(engine->lane(0), kSmallParam, 1);
+    EXPECT_EQ(trace.events_recorded(), 2U);
+    ThreadQueue holder(runtime_, "holder", {});
+    Gate gate;
+    gate.block(holder);
+    engine->lane(0).wait(holder.record());
+    // Two rounds of another lane: in the second one the first lane has come to its wait.
+    round_trip(engine->lane(1), kSmallParam, 2);
+    round_trip(engine->lane(1), kSmallParam, 3);
+    gate.open();
+    HEADRACE_EXPECT_OK(engine->lane(0).drain());
+    HEADRACE_EXPECT_OK(holder.drain());
+  }
   const std::string path = folder_.path() + "/trace.json";
   HEADRACE_EXPECT_OK(trace.write(path));
   const std::string text = read_file(path, 1U << 20U).value();
   expect_contains(text, "nvme.0");
   expect_contains(text, "nvme write");
   expect_contains(text, "nvme read");
+  expect_contains(text, "wait for holder");
 }
 
 TEST_F(IoEngineTest, ThePlantedMissingWaitBetweenLanesIsFound) {

@@ -89,6 +89,7 @@ class Lane final : public IoLane {
   Phase phase = Phase::kIdle;
   LaneEntry current;
   Transfer transfer;
+  std::int64_t wait_begin_ns = 0;
   TraceTrack track;
 
   [[nodiscard]] std::span<std::byte> header() const {
