@@ -27,7 +27,7 @@ enum class ExitCode : int {
 
 struct Error {
   ExitCode code = ExitCode::kOperating;
-  std::string what;                // "nvme tier: cannot use '/tmp/x': the filesystem is tmpfs"
+  std::string what;                // "nvme tier: cannot use '/mnt/x': the filesystem is tmpfs"
   std::string why;                 // may be empty
   std::string hint;                // what to do; may be empty
   std::string where;               // a place in the user's file ("run.toml:31:1"); may be empty

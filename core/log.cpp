@@ -48,7 +48,7 @@ struct Sinks {
 };
 
 Sinks& sinks() {
-  static auto* instance = new Sinks();  // NOLINT(cppcoreguidelines-owning-memory): never destroyed
+  static auto* instance = new Sinks();  // never destroyed
   return *instance;
 }
 
