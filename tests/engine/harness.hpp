@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <functional>
 #include <optional>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -15,26 +16,38 @@
 
 namespace headrace::testing {
 
+// Thirty, fewer under sanitizers, which look at memory and threads.
+#if defined(HEADRACE_SANITIZED)
+inline constexpr int kSteps = 3;
+#else
+inline constexpr int kSteps = 30;
+#endif
+
 struct RunOptions {
   model::Architecture architecture;
   OptimSection optim;
   std::int64_t micro_batch = 2;
   std::int64_t seq_len = 16;
   std::int64_t accumulate = 1;
-  int steps = 30;
+  int steps = kSteps;
   int compute_threads = 2;
   int optimizer_threads = 2;
   std::uint64_t seed = 1337;
   plan::PlanSettings settings;  // budgets default to plenty
   // Called before each step; may change the tokens.
   std::function<void(int step, std::vector<std::int32_t>& tokens)> on_tokens;
-  // Poisons a weight of the model before this step, so that its gradients are not finite.
+  // Called on every weight range as it is loaded; may change it.
+  std::function<void(int unit, std::int64_t begin, std::span<float> values)> on_weights;
+  std::function<void(plan::Plan& plan)> on_plan;  // may damage it
+  bool may_fail = false;              // errors and races are recorded, not failures of the test
   std::optional<int> evaluate_after;  // a step after which the loss is evaluated as well
 };
 
 struct RunRecord {
   std::vector<double> losses, norms;
   std::vector<char> skipped;
+  std::vector<exec::NonFinite> non_finite;  // of the skipped steps
+  std::int64_t update_count = 0;
   std::vector<double> evaluations;
   std::vector<float> params;  // every unit, padding included
   std::size_t races = 0;
