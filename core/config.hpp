@@ -34,13 +34,17 @@ namespace headrace {
 struct ConfigKey {
   std::string key;           // "optim.lr", "optim.group[].match", "tiers.nvme[].space"
   std::string type;          // "number", "size", "list of texts", ...
-  std::string default_text;  // TOML, or words where it depends ("runs/<name>")
+  std::string default_text;  // TOML, or words where it depends ("hidden / heads")
   std::string allowed;       // "\"held\" | \"after-backward\"", ">= 1"; may be empty
   std::string doc;           // one line
   bool makes_numbers;        // must match on resume
 };
 
 [[nodiscard]] const std::vector<ConfigKey>& config_keys();
+
+// docs/config.md, whole: a test compares the file with it, and HEADRACE_UPDATE_DOCS=1 makes that
+// test write it.
+[[nodiscard]] std::string config_markdown();
 
 // A key whose values differ, as TOML text; "" where one side has none.
 struct ConfigDifference {

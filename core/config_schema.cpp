@@ -151,7 +151,7 @@ constexpr Key<RunConfig> kRunKeys[] = {
         {.name = "run.dir",
          .kind = Kind::kPath,
          .doc = "the run's folder: metrics, log, plan, and its store by default",
-         .default_words = "runs/<run.name>"}),
+         .default_words = "runs/ and run.name"}),
     key<&RunConfig::run, &RunSection::steps>({.name = "run.steps",
                                               .kind = Kind::kInteger,
                                               .doc = "steps to train; this or run.epochs",
@@ -440,11 +440,6 @@ constexpr Key<RunConfig> kRunKeys[] = {
          .doc = "caps the engine's host arenas; auto respects the cgroup's limit",
          .may_be_auto = true,
          .range = kPositive}),
-    key<&RunConfig::tiers, &TiersSection::nvme>(
-        {.name = "tiers.nvme",
-         .kind = Kind::kFolders,
-         .doc = "the store's folder, made if its parent exists; one in this version",
-         .default_words = "<run.dir>/store"}),
     key<&RunConfig::tiers, &TiersSection::place>({.name = "tiers.place",
                                                   .kind = Kind::kText,
                                                   .doc = "forces where weights and state live",
@@ -471,6 +466,11 @@ constexpr Key<RunConfig> kRunKeys[] = {
          .kind = Kind::kText,
          .doc = "past the page cache: always, or where the filesystem can",
          .choices = "on|auto"}),
+    key<&RunConfig::tiers, &TiersSection::nvme>(
+        {.name = "tiers.nvme",
+         .kind = Kind::kFolders,
+         .doc = "the store's folder, made if its parent exists; one in this version",
+         .default_words = "store/ in run.dir"}),
     key<&RunConfig::tiers, &TiersSection::links, &LinkCaps::h2d>(
         {.name = "tiers.links.h2d",
          .kind = Kind::kRate,
@@ -578,7 +578,7 @@ constexpr Key<NvmeFolder> kFolderKeys[] = {
     key<&NvmeFolder::endurance_bytes>({.name = "endurance",
                                        .kind = Kind::kEndurance,
                                        .doc = "what the drive may be written over its life",
-                                       .default_words = "600 TBW per TB"}),
+                                       .default_words = "as 600 TBW per TB of the drive"}),
 };
 
 }  // namespace

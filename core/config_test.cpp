@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <cstdlib>
 #include <set>
 #include <string>
 #include <vector>
@@ -447,6 +448,16 @@ TEST_F(ConfigTest, DifferencesSayWhetherTheyMakeNumbers) {
   EXPECT_EQ(differences[1].after, "0.002");
   EXPECT_TRUE(differences[1].makes_numbers);
   EXPECT_FALSE(differences[2].makes_numbers);
+}
+
+// Made with HEADRACE_UPDATE_DOCS=1.
+TEST(ConfigDocs, TheDocumentIsWhatTheTableSays) {
+  const std::string path = HEADRACE_SOURCE_DIR "/docs/config.md";
+  if (std::getenv("HEADRACE_UPDATE_DOCS") != nullptr) {
+    ASSERT_TRUE(write_file_atomically(path, config_markdown()));
+  }
+  EXPECT_EQ(read_file(path, 1U << 20U).value_or(""), config_markdown())
+      << "run core_test with HEADRACE_UPDATE_DOCS=1 and commit docs/config.md";
 }
 
 TEST(ConfigNames, EveryForeignNameLeadsToAKeyOfOursOrSaysWhyNot) {

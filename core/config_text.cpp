@@ -121,6 +121,14 @@ std::string bound_text(const Range& range) {
   return text;
 }
 
+// A bar would end the cell.
+std::string table_cell(std::string text) {
+  for (std::size_t at = 0; (at = text.find('|', at)) != std::string::npos; at += 2) {
+    text.insert(at, 1, '\\');
+  }
+  return text;
+}
+
 template <class Owner>
 void append_keys(std::vector<ConfigKey>& list,
                  std::string_view prefix,
@@ -231,6 +239,34 @@ const std::vector<ConfigKey>& config_keys() {
     return list;
   }();
   return keys;
+}
+
+std::string config_markdown() {
+  std::string text =
+      "# RUN.toml: every key\n\n"
+      "Made from the table in `core/config_schema.cpp`; `--set KEY=VALUE` overrides any of them.\n"
+      "Sizes (`\"24GiB\"`, `\"24GB\"`), rates (`\"1.5GB/s\"`) and endurance (`\"1200TBW\"`) are "
+      "text "
+      "with a unit.\n"
+      "Paths are relative to the file, in `--set` to the working directory.\n"
+      "A key marked * makes the numbers of a run: on resume it must be as it was.\n";
+  std::string section;
+  for (const ConfigKey& key : config_keys()) {
+    const std::size_t dot = key.key.rfind('.');
+    if (key.key.substr(0, dot) != section) {
+      section = key.key.substr(0, dot);
+      text += fmt::format(
+          "\n## {}\n\n| key | type | default | allowed | |\n|---|---|---|---|---|\n", section);
+    }
+    text += fmt::format("| `{}`{} | {} | {} | {} | {} |\n",
+                        key.key.substr(dot + 1),
+                        key.makes_numbers ? " *" : "",
+                        key.type,
+                        key.default_text,
+                        config::table_cell(key.allowed),
+                        key.doc);
+  }
+  return text;
 }
 
 std::vector<ConfigDifference> config_differences(const RunConfig& before, const RunConfig& after) {
