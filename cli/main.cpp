@@ -116,6 +116,7 @@ int run(const std::vector<std::string>& words) {
 }  // namespace headrace::cli
 
 int main(int count, char** values) {
+  headrace::cli::adopt_passive_openmp_waits(values);
   // A reader that goes away is an error of write(2), not the end of a training run.
   std::signal(SIGPIPE, SIG_IGN);
   try {

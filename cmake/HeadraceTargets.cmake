@@ -45,5 +45,6 @@ function(headrace_test name)
   add_executable(${name} ${arg_SOURCES})
   target_link_libraries(${name} PRIVATE headrace_flags ${arg_LINK} GTest::gtest GTest::gtest_main)
   gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
-    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}")
+    # Tests run side by side: OpenMP's workers must not spin while they have nothing to do.
+    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ENVIRONMENT "OMP_WAIT_POLICY=passive")
 endfunction()
