@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "cli/command.hpp"
+#include "cli/openmp_environment.hpp"
 #include "core/log.hpp"
 
 #ifndef HEADRACE_VERSION
