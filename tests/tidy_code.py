@@ -55,7 +55,8 @@ BANS = [
         allowed=lambda path: "arena" in path.stem,
         # a factory of a class with a private constructor; an object that is never destroyed
         unless=r"unique_ptr<|\bstatic\b", planted="auto* p = new int[5];"),
-    Ban(r"(?<!operator )\bdelete\s*(?:\[\s*\])?\s*[A-Za-z_:(*]", "use an owner: std::unique_ptr, Unique<Traits>",
+    Ban(r"(?<!operator )\bdelete\s*(?:\[\s*\])?\s*[A-Za-z_:(*]",
+        "use an owner: std::unique_ptr, Unique<Traits>",
         planted="delete[] p;"),
     Ban(r"\bcudaMalloc\w*\s*\(", "device memory comes from the arena of tiers/gpu",
         allowed=in_folder("tiers/gpu/"), planted="cudaMallocAsync(&p, 5);"),
@@ -260,15 +261,16 @@ def self_test():
         (header, "// c\nint x;"),
         (pathlib.PurePosixPath("a.py"), "def f():\n" + "    f()\n" * FUNCTION_LINES_MAX),
     ]
-    findings = [Finding("self", 0, f"the planted fault is not found: {text[:60]!r}", "mend the check")
+    findings = [Finding("self", 0, f"a planted fault is not found: {text[:60]!r}", "mend the check")
                 for path, text in planted if not check_file(path, text)]
     clean = ("// assert(x) new int\n#include <a>\nstatic_assert(sizeof(int) == 4);\n"
-             "A(const A&) = delete;\nvoid f() { queue.free(1); g(\"printf(1)\", '\"'); snprintf(b); }\n"
+             "A(const A&) = delete;\n"
+             "void f() { queue.free(1); g(\"printf(1)\", '\"'); snprintf(b); }\n"
              "int n = 65'536; void h() { x.time(); std::free_list l; }\n")
     findings += check_file(code, clean)
     if not check_heads({code: "int x;"}) or check_heads({code: "int x;", header: "// c"}):
         findings.append(Finding("self", 0, "a missing head is not found", "mend it"))
-    heavy = {pathlib.PurePosixPath(name): "#include <spdlog/spdlog.h>" for name in ("a.cpp", "b.cpp")}
+    heavy = {name: "#include <spdlog/spdlog.h>" for name in (code, test)}
     if len(check_heavy_headers(heavy)) != 2:
         findings.append(Finding("self", 0, "two users of a heavy header are not found", "mend it"))
     return findings

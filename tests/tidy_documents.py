@@ -121,7 +121,7 @@ def self_test():
                 for text in planted
                 if not check_text("a.md", f"```\n{text}\n```\n", helped, keys, lambda _: False)]
     if not check_text("a.md", "```toml\n[optim]\nrl = 1\n```\n", helped, keys, lambda _: True):
-        findings.append(Finding("self", 0, "an unknown key in a TOML block is not found", "mend it"))
+        findings.append(Finding("self", 0, "an unknown key of TOML is not found", "mend it"))
     clean = ("```\nheadrace train a.toml --set optim.lr=1 --resume\n./scripts/x  # --fast\n```\n"
              "```toml\n[optim]\nlr = 1\n[[optim.group]]\nmatch = []\n[link]\nx = 1\n```\n")
     return findings + check_text("a.md", clean, helped, keys, lambda _: True)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Reads the tracked tree and fails on what a reviewer should not have to look for.
 
-    tidy_test.py text                        lines, functions, banned calls, folders, paths, fixtures
+    tidy_test.py text                        lines, functions, banned calls, folders, fixtures
     tidy_test.py headers --cache DIR         every header compiles alone
     tidy_test.py readme --binary HEADRACE    commands, flags and keys in the documents exist
     tidy_test.py self                        plants one fault of each kind and finds it
@@ -23,7 +23,8 @@ from tidy_code import Finding
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIXTURE_BYTES_MAX = 2 * 1000 * 1000
-TEXT_SUFFIXES = {".cpp", ".hpp", ".py", ".md", ".txt", ".cmake", ".toml", ".json", ".bash", ".supp", ""}
+TEXT_SUFFIXES = {
+    ".bash", ".cmake", ".cpp", ".hpp", ".json", ".md", ".py", ".supp", ".toml", ".txt", ""}
 SKIPPED = 77
 
 
