@@ -7,7 +7,7 @@
 // or a Race is recorded. What happened to run first does not matter: an event that was polled as
 // done orders nothing until the host or a queue waits for it.
 //
-// Cost: for tests and `HEADRACE_RACE_CHECK=1` (about a microsecond a submission and a few hundred
+// Cost: for tests and `HEADRACE_RACE_CHECK=1` (a few microseconds a submission and a few hundred
 // bytes an event, until the host has waited for it). Threads: submitting thread(s), internally
 // locked.
 #pragma once
