@@ -24,6 +24,7 @@
 #include "core/float_environment.hpp"
 
 #if defined(HEADRACE_SANITIZED_THREAD)
+// NOLINTBEGIN(bugprone-reserved-identifier,readability-identifier-naming): the sanitizer's name
 extern "C" __attribute__((visibility("default"))) const char* __tsan_default_suppressions();
 
 extern "C" const char* __tsan_default_suppressions() {

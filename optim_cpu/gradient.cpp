@@ -37,8 +37,8 @@ HWY_INLINE hn::Vec<BitsTag> round_to_bf16(FloatVector values) {
   return hn::And(hn::IfThenElse(is_nan, quiet, rounded), hn::Set(bits_tag, 0xffff0000U));
 }
 
-// Where a group's values go, by kind: GroupTarget<kind>::Element is what the buffer holds.
-template <GradientTarget kind>
+// Where a group's values go, by kind: GroupTarget<kKind>::Element is what the buffer holds.
+template <GradientTarget kKind>
 struct GroupTarget {
   using Element = float;
 };
@@ -49,18 +49,18 @@ struct GroupTarget<GradientTarget::kBf16> {
 };
 
 // Rounds as `kind` says, stores unless it is kNone, and returns the values that count.
-template <GradientTarget kind>
-HWY_INLINE FloatVector finish(FloatVector values, typename GroupTarget<kind>::Element* target) {
+template <GradientTarget kKind>
+HWY_INLINE FloatVector finish(FloatVector values, typename GroupTarget<kKind>::Element* target) {
   const FloatTag floats;
-  if constexpr (kind == GradientTarget::kNone) {
+  if constexpr (kKind == GradientTarget::kNone) {
     return values;
-  } else if constexpr (kind == GradientTarget::kF32) {
+  } else if constexpr (kKind == GradientTarget::kF32) {
     hn::StoreU(values, floats, target);
     return values;
   } else {
     const auto bits = round_to_bf16(values);
     const FloatVector rounded = hn::BitCast(floats, bits);
-    if constexpr (kind == GradientTarget::kBf16InF32) {
+    if constexpr (kKind == GradientTarget::kBf16InF32) {
       hn::StoreU(rounded, floats, target);
     } else {
       const HalfBitsTag half_bits;
@@ -70,39 +70,39 @@ HWY_INLINE FloatVector finish(FloatVector values, typename GroupTarget<kind>::El
   }
 }
 
-template <GradientTarget kind, bool with_accumulated>
+template <GradientTarget kKind, bool kAccumulates>
 HWY_INLINE void collect_group(const float* incoming,
                               const float* accumulated,
-                              typename GroupTarget<kind>::Element* target,
+                              typename GroupTarget<kKind>::Element* target,
                               SquareSums& squares) {
   const FloatTag floats;
 #pragma GCC unroll 16
   for (std::size_t k = 0; k < kVectorsPerGroup; ++k) {
     const std::size_t at = k * kFloatLanes;
     FloatVector values = hn::LoadU(floats, incoming + at);
-    if constexpr (with_accumulated) {
+    if constexpr (kAccumulates) {
       values = hn::Add(hn::LoadU(floats, accumulated + at), values);
     }
-    if constexpr (kind == GradientTarget::kNone) {
-      add_squares(squares, k, finish<kind>(values, nullptr));
+    if constexpr (kKind == GradientTarget::kNone) {
+      add_squares(squares, k, finish<kKind>(values, nullptr));
     } else {
-      add_squares(squares, k, finish<kind>(values, target + at));
+      add_squares(squares, k, finish<kKind>(values, target + at));
     }
   }
 }
 
-template <GradientTarget kind, bool with_accumulated>
+template <GradientTarget kKind, bool kAccumulates>
 HWY_INLINE double collect_typed(const GradientSpan& span) {
-  using Element = typename GroupTarget<kind>::Element;
+  using Element = typename GroupTarget<kKind>::Element;
   auto* target = static_cast<Element*>(span.target);
   SquareSums squares;
   clear(squares);
   const std::int64_t body_end = span.elements - span.elements % kGroupElements;
   for (std::int64_t i = 0; i < body_end; i += kGroupElements) {
-    collect_group<kind, with_accumulated>(span.incoming + i,
-                                          with_accumulated ? span.accumulated + i : nullptr,
-                                          target == nullptr ? nullptr : target + i,
-                                          squares);
+    collect_group<kKind, kAccumulates>(span.incoming + i,
+                                       kAccumulates ? span.accumulated + i : nullptr,
+                                       kKind == GradientTarget::kNone ? nullptr : target + i,
+                                       squares);
   }
   if (body_end < span.elements) {
     const auto count = static_cast<std::size_t>(span.elements - body_end);
@@ -110,21 +110,21 @@ HWY_INLINE double collect_typed(const GradientSpan& span) {
     alignas(64) float accumulated[kGroupElements] = {};
     alignas(64) Element padded[kGroupElements];
     std::memcpy(incoming, span.incoming + body_end, count * sizeof(float));
-    if constexpr (with_accumulated) {
+    if constexpr (kAccumulates) {
       std::memcpy(accumulated, span.accumulated + body_end, count * sizeof(float));
     }
-    collect_group<kind, with_accumulated>(incoming, accumulated, padded, squares);
-    if constexpr (kind != GradientTarget::kNone) {
+    collect_group<kKind, kAccumulates>(incoming, accumulated, padded, squares);
+    if constexpr (kKind != GradientTarget::kNone) {
       std::memcpy(target + body_end, padded, count * sizeof(Element));
     }
   }
   return total(squares);
 }
 
-template <GradientTarget kind>
+template <GradientTarget kKind>
 HWY_INLINE double collect_kind(const GradientSpan& span) {
-  return span.accumulated != nullptr ? collect_typed<kind, true>(span)
-                                     : collect_typed<kind, false>(span);
+  return span.accumulated != nullptr ? collect_typed<kKind, true>(span)
+                                     : collect_typed<kKind, false>(span);
 }
 
 double collect_kernel(const GradientSpan& span) {

@@ -105,6 +105,7 @@ testing::AssertionResult same_bits(std::span<const T> left, std::span<const T> r
         continue;
       }
     }
+    // NOLINTNEXTLINE(bugprone-suspicious-memory-comparison): the bits are what is compared
     if (std::memcmp(&left[i], &right[i], sizeof(T)) != 0) {
       return testing::AssertionFailure()
              << "element " << i << " of " << left.size() << ": " << left[i] << " and " << right[i];

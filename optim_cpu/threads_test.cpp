@@ -100,6 +100,7 @@ TEST(Threads, EveryThreadFlushesSubnormalsAndTheCallerGetsItsModeBack) {
 
 TEST(Threads, SeveralArenasWorkAtOnce) {
   std::vector<std::thread> callers;
+  callers.reserve(3);
   std::atomic<std::int64_t> total{0};
   for (int caller = 0; caller < 3; ++caller) {
     callers.emplace_back([&total] {
