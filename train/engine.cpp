@@ -83,11 +83,16 @@ Result<std::optional<std::int64_t>> tile_of(const RunConfig& config, const PlanR
   return request.stored_tile_elements;
 }
 
-void set_budgets(const RunConfig& config, const HostMemory& memory, plan::PlanSettings& settings) {
+// For arenas, where nobody says more.
+std::size_t usable_bytes(const HostMemory& memory) {
   const auto available = static_cast<std::size_t>(memory.available_bytes);
   const std::size_t reserve =
       std::max(kReserveBytes, available / kReservePart) + kProcessGrowthBytes;
-  const std::size_t usable = available > reserve ? available - reserve : 0;
+  return available > reserve ? available - reserve : 0;
+}
+
+void set_budgets(const RunConfig& config, const HostMemory& memory, plan::PlanSettings& settings) {
+  const std::size_t usable = usable_bytes(memory);
   const std::optional<std::uint64_t>& device = config.tiers.device_memory_bytes;
   const std::optional<std::uint64_t>& host = config.tiers.host_memory_bytes;
   settings.host_available_bytes = usable;
@@ -99,9 +104,13 @@ void set_budgets(const RunConfig& config, const HostMemory& memory, plan::PlanSe
     settings.device_memory_bytes = usable / 2;
   }
   const std::size_t device_bytes = settings.device_memory_bytes.value_or(0);
-  settings.host_memory_bytes = host                    ? static_cast<std::size_t>(*host)
-                               : usable > device_bytes ? usable - device_bytes
-                                                       : 0;
+  if (host) {
+    settings.host_memory_bytes = static_cast<std::size_t>(*host);
+    return;
+  }
+  settings.host_memory_bytes = usable > device_bytes ? usable - device_bytes : 0;
+  // "auto" makes room for a device cap that is raised: its own size is not in the way of a hint.
+  settings.host_available_bytes += settings.host_memory_bytes;
 }
 
 // Caps may be larger than the machine; what counts is what the plan takes.
@@ -111,7 +120,7 @@ Status check_machine(const Planned& planned, const HostMemory& memory) {
   if (needed <= memory.available_bytes) {
     return {};
   }
-  const std::size_t usable = planned.settings.host_available_bytes;
+  const std::size_t usable = usable_bytes(memory);
   return does_not_fit_error(fmt::format("the plan needs {} of memory, but {} are available",
                                         format_bytes(needed),
                                         format_bytes(memory.available_bytes)))

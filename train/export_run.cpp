@@ -44,7 +44,12 @@ Result<Exported> export_run(const ExportRequest& request) {
     }
     return weights->read(spec, unit, begin, out);
   };
+  MadeFolders made;
+  if (is_directory(parent_path(absolute_path(working_directory(), request.target_dir)))) {
+    HEADRACE_ASSIGN(made, MadeFolders::make(request.target_dir));
+  }
   HEADRACE_TRY(model::export_huggingface(architecture, spec, target));
+  made.keep();
   Exported exported;
   exported.source = weights->description();
   exported.target_dir = request.target_dir;

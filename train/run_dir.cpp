@@ -60,6 +60,12 @@ Result<Beginning> begin_with(std::unique_ptr<Store> store,
           .with_why("the run never ended cleanly")
           .with_hint("leave --resume required out to start it again");
     }
+    if (reference.committed_step) {
+      return corrupt_error(fmt::format("the store '{}' has lost its commit", store->path()))
+          .with_why(fmt::format("this run committed step {}, the store says that it has no commit",
+                                *reference.committed_step))
+          .with_hint("restore the store from a copy, or start again with --overwrite");
+    }
     log_warning(fmt::format("'{}' holds a store without a commit: starting again", paths.dir));
     beginning.replaced = reference;
     return beginning;
@@ -103,8 +109,13 @@ Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths
   if (!folder || !id) {
     return damaged(folder ? id.error() : folder.error());
   }
-  return std::optional(
-      StoreReference{.folder = absolute_path(paths.dir, *folder), .id = *std::move(id)});
+  StoreReference reference;
+  reference.folder = absolute_path(paths.dir, *folder);
+  reference.id = *std::move(id);
+  if (const Json* step = json->find("committed_step")) {
+    reference.committed_step = step->as_int();
+  }
+  return std::optional(std::move(reference));
 }
 
 Status write_store_reference(const RunPaths& paths, const StoreReference& reference) {
@@ -112,6 +123,7 @@ Status write_store_reference(const RunPaths& paths, const StoreReference& refere
   const bool below = lies_below(reference.folder, paths.dir);
   json.add("folder", below ? reference.folder.substr(paths.dir.size() + 1) : reference.folder);
   json.add("id", reference.id);
+  json.add("committed_step", Json(reference.committed_step));
   return write_file_atomically(paths.store(), json.dump(2) + "\n");
 }
 

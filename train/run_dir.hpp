@@ -5,7 +5,7 @@
 //   metrics.jsonl         one row a step (docs/metrics.md)
 //   run.log               the log of every start
 //   trace/                Chrome trace events, where asked for
-//   store.json            {"folder", "id"}: the store with the weights and the state
+//   store.json            {"folder", "id", "committed_step"}: where the weights and the state are
 //
 // Invariant: one training process has a run's folder at a time (a lock on the folder itself, gone
 // with the process); a store that belongs to another run is never opened for writing, emptied or
@@ -31,6 +31,8 @@ enum class ResumeMode : std::uint8_t { kAuto, kNever, kRequired };
 struct StoreReference {
   std::string folder;  // absolute
   std::string id;
+  // The step of the last commit that this run made; a store that says it has none is damaged.
+  std::optional<std::int64_t> committed_step;
 };
 
 struct RunPaths {

@@ -39,7 +39,7 @@ class RunDirTest : public TestFolder {
   }
 
   void refer_to(const std::string& folder, const std::string& id) const {
-    EXPECT_TRUE(write_store_reference(paths_, {.folder = folder, .id = id}));
+    EXPECT_TRUE(write_store_reference(paths_, {.folder = folder, .id = id, .committed_step = {}}));
   }
 
   [[nodiscard]] Result<Beginning> begin(ResumeMode resume, bool overwrite = false) const {
@@ -84,6 +84,14 @@ TEST_F(RunDirTest, AStoreThatWasNeverCommittedIsReplaced) {
   ASSERT_TRUE(beginning);
   EXPECT_TRUE(beginning->replaced);
   EXPECT_EQ(begin(ResumeMode::kRequired).error().code, ExitCode::kUsage);
+}
+
+TEST_F(RunDirTest, AStoreThatLostItsCommitIsNotReplaced) {
+  const std::string folder = paths_.dir + "/store";
+  const std::string id = make_store(paths_.dir, folder, false);
+  EXPECT_TRUE(write_store_reference(paths_, {.folder = folder, .id = id, .committed_step = 3}));
+  EXPECT_EQ(begin(ResumeMode::kAuto).error().code, ExitCode::kCorrupt);
+  EXPECT_TRUE(begin(ResumeMode::kAuto, true));
 }
 
 TEST_F(RunDirTest, AStoreWrittenAfterItsCommitIsNotResumed) {

@@ -206,7 +206,8 @@ class Opener {
                                    .direct_io_required = session.config.tiers.direct_io == "on",
                                    .space_bytes_max = folder.space_bytes},
                                   store_contents(planned_, session.paths.dir)));
-    new_store_ = StoreReference{.folder = folder.path, .id = session.store->id()};
+    new_store_ = StoreReference{
+        .folder = folder.path, .id = session.store->id(), .committed_step = std::nullopt};
     HEADRACE_TRY(write_store_reference(session.paths, *new_store_));
     HEADRACE_ASSIGN(session.engine, Engine::create(std::move(planned_), session.store.get()));
     log_info(fmt::format("loading {} into {} of store '{}'",

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <utility>
 
+#include "core/files.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
 #include "train/evaluate.hpp"
@@ -108,7 +109,10 @@ class Trainer {
     row.skipped = result.non_finite;
     row.bound_s = bound_of(result);
     row.stall_s = result.stall_seconds;
-    row.bytes = result.link_bytes;
+    row.bytes = {{"nvme_read", 0}, {"nvme_write", 0}, {"h2d", 0}, {"d2h", 0}};
+    for (const auto& [link, bytes] : result.link_bytes) {
+      row.bytes[link] = bytes;
+    }
     row.bytes["commit"] = 0;  // commits follow the last row
     const exec::PeakMemory peak = session_.engine->executor().peak();
     row.peak = {.device = peak.device_bytes,
@@ -164,6 +168,10 @@ class Trainer {
         summary_.commit_bytes,
         session_.engine->executor().commit(session_.state.step, run_state_to_text(session_.state)));
     summary_.commit_s = seconds_since(begin);
+    HEADRACE_TRY(write_store_reference(session_.paths,
+                                       {.folder = parent_path(session_.store->path()),
+                                        .id = session_.store->id(),
+                                        .committed_step = session_.state.step}));
     log_info(fmt::format("committed step {} ({} written in {})",
                          session_.state.step,
                          format_bytes(summary_.commit_bytes),
