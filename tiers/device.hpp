@@ -5,6 +5,7 @@
 // Threads: the scheduler's. Failure: a factory's Result; afterwards the runtime's fault.
 #pragma once
 
+#include <condition_variable>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -20,15 +21,38 @@ namespace headrace::tiers {
 // The cores of the machine as one resource. On the CPU device the compute queue's OpenMP team and
 // the optimizer's TBB arena both want every core; each operation holds this while it runs, so that
 // two thread pools never fight.
+//
+// Fair: served in the order of asking, so that a compute queue with hundreds of short operations
+// does not keep the optimizer, and with it the drive, waiting for a pause.
 class Cores {
  public:
-  [[nodiscard]] std::unique_lock<std::mutex> hold() { return std::unique_lock(mutex_); }
+  [[nodiscard]] std::unique_lock<Cores> hold() { return std::unique_lock(*this); }
+
+  void lock() {
+    std::unique_lock guard(mutex_);
+    const std::uint64_t ticket = asked_++;
+    served_changed_.wait(guard, [&] { return served_ == ticket; });
+  }
+
+  void unlock() {
+    {
+      const std::lock_guard guard(mutex_);
+      ++served_;
+    }
+    served_changed_.notify_all();
+  }
 
   // Whether nobody holds them at this moment; for tests and messages. Not by a thread that does.
-  [[nodiscard]] bool is_free() { return std::unique_lock(mutex_, std::try_to_lock).owns_lock(); }
+  [[nodiscard]] bool is_free() {
+    const std::lock_guard guard(mutex_);
+    return served_ == asked_;
+  }
 
  private:
   std::mutex mutex_;
+  std::condition_variable served_changed_;
+  std::uint64_t asked_ = 0;
+  std::uint64_t served_ = 0;
 };
 
 class Device {

@@ -110,7 +110,7 @@ struct ThreadQueue::State {
   }
 
   [[nodiscard]] Status run(Slot& slot) {
-    std::unique_lock<std::mutex> cores;
+    std::unique_lock<Cores> cores;
     if (options.cores != nullptr) {
       cores = options.cores->hold();
     }
