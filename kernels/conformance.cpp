@@ -51,7 +51,8 @@ std::uint64_t seed() {
     const char* text = std::getenv("HEADRACE_SEED");
     const std::uint64_t chosen = text != nullptr ? std::strtoull(text, nullptr, 10) : 20240607;
     testing::Test::RecordProperty("seed", std::to_string(chosen));
-    std::fprintf(stderr, "HEADRACE_SEED=%llu\n", static_cast<unsigned long long>(chosen));
+    static_cast<void>(
+        std::fprintf(stderr, "HEADRACE_SEED=%llu\n", static_cast<unsigned long long>(chosen)));
     return chosen;
   }();
   return value;
@@ -78,6 +79,7 @@ std::string text_of(const std::vector<tiers::MemorySpan>& spans) {
 const std::vector<Backend*>& backends() {
   static const std::vector<std::unique_ptr<Backend>> owned = [] {
     std::vector<std::unique_ptr<Backend>> list;
+    list.reserve(cpu::instruction_sets().size());
     for (const std::string& name : cpu::instruction_sets()) {
       list.push_back(std::make_unique<CpuBackend>(name));
     }
@@ -85,6 +87,7 @@ const std::vector<Backend*>& backends() {
   }();
   static const std::vector<Backend*> pointers = [] {
     std::vector<Backend*> list;
+    list.reserve(owned.size());
     for (const std::unique_ptr<Backend>& backend : owned) {
       list.push_back(backend.get());
     }

@@ -45,12 +45,15 @@ class ConformanceTest : public testing::TestWithParam<Backend*> {
 
 [[nodiscard]] std::string backend_name(const testing::TestParamInfo<Backend*>& info);
 
+// NOLINTBEGIN(bugprone-macro-parentheses): a class is named
 #define HEADRACE_CONFORMANCE(suite)                                                           \
   class suite : public ::headrace::kernels::conformance::ConformanceTest {};                  \
   INSTANTIATE_TEST_SUITE_P(Backends,                                                          \
                            suite,                                                             \
                            ::testing::ValuesIn(::headrace::kernels::conformance::backends()), \
                            ::headrace::kernels::conformance::backend_name)
+
+// NOLINTEND(bugprone-macro-parentheses)
 
 // Random numbers from HEADRACE_SEED, or a fixed one; the seed is printed once.
 class Random {

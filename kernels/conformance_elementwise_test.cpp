@@ -190,8 +190,8 @@ TEST_P(Elementwise, NanAndInfinityComeThrough) {
 
 TEST_P(Rope, TableIsTheDoubleValueRoundedOnce) {
   const RopeTableShape shape = {.positions = 300, .head_dim = 6, .theta = 500000.0};
-  std::vector<float> cosine(300 * 3);
-  std::vector<float> sine(300 * 3);
+  std::vector<float> cosine(900);
+  std::vector<float> sine(900);
   rope_table(shape, cosine, sine);
   for (std::size_t p = 0; p < 300; ++p) {
     for (std::size_t j = 0; j < 3; ++j) {

@@ -231,7 +231,7 @@ TEST_P(Head, NanInALogitMakesTheLossNan) {
        {std::numeric_limits<float>::quiet_NaN(), std::numeric_limits<float>::infinity()}) {
     Inputs in = inputs_of(random, shape);
     in.targets = {1, 2, 3};
-    in.weight[60 * 4] = bad;
+    in.weight[240] = bad;
     const Result got = run(backend(), {.shape = shape}, in);
     EXPECT_FALSE(std::isfinite(got.loss_sum));
   }
@@ -246,7 +246,7 @@ TEST_P(Head, LogitsOfChosenRowsEqualTheReference) {
       reference_head(
           {shape.rows, shape.columns, shape.vocab}, widen(in.h), widen(in.weight), in.targets)
           .logits;
-  std::vector<float> logits(3 * 90, NAN);
+  std::vector<float> logits(270, NAN);
   for (const std::int64_t begin : {std::int64_t{0}, std::int64_t{64}}) {
     const std::int64_t end = begin == 0 ? 64 : 90;
     Case test(backend());
@@ -267,7 +267,7 @@ TEST_P(Head, LogitsOfChosenRowsEqualTheReference) {
     logits = out.get();
   }
   Doubles expected;
-  for (const std::int32_t row : selected) {
+  for (const std::ptrdiff_t row : selected) {
     expected.insert(expected.end(), all.begin() + row * 90, all.begin() + (row + 1) * 90);
   }
   expect_close(logits, expected, 1e-6, "logits");

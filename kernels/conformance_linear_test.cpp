@@ -193,7 +193,7 @@ TEST_P(Linear, WeightGradientLargerThanATileIsCutAndStillAddsBitForBit) {
   for (const WeightLayout layout : kLayouts) {
     // 2,100 x 2,047 elements: two row ranges, the last one shorter.
     const LinearShape shape = {.rows = 3, .inputs = 2047, .outputs = 2100, .layout = layout};
-    static_assert(2047 * 2100 > kWeightTileElements);
+    static_assert(std::int64_t{2047} * 2100 > kWeightTileElements);
     const auto x = random.normal(shape.rows * shape.inputs);
     const auto dy = random.normal(shape.rows * shape.outputs);
     const std::vector<float> nothing(static_cast<std::size_t>(shape.inputs * shape.outputs));
@@ -288,10 +288,10 @@ TEST_P(Linear, AskingForTheWorkspacePreparesTheProduct) {
   const std::size_t bytes = linear_workspace_bytes(shape, 2);
   const std::uint64_t prepared = gemms_prepared();
   Case test(backend());
-  const auto x = test.input(std::vector<float>(19 * 23, 1.0F));
-  const auto w = test.input(std::vector<float>(23 * 29, 1.0F));
+  const auto x = test.input(std::vector<float>(437, 1.0F));
+  const auto w = test.input(std::vector<float>(667, 1.0F));
   const auto b = test.input(std::vector<float>(29, 0.5F));
-  const auto y = test.output<float>(19 * 29);
+  const auto y = test.output<float>(551);
   test.run(bytes, 2, [&](const Context& context) {
     linear(context,
            {.shape = shape,
@@ -301,7 +301,7 @@ TEST_P(Linear, AskingForTheWorkspacePreparesTheProduct) {
             .y = {y.data()}});
   });
   EXPECT_EQ(gemms_prepared(), prepared);
-  EXPECT_EQ(y.get(), std::vector<float>(19 * 29, 23.5F));
+  EXPECT_EQ(y.get(), std::vector<float>(551, 23.5F));
 }
 
 }  // namespace headrace::kernels::conformance

@@ -60,8 +60,8 @@ TEST(Reference, NormGradientsAreDerivatives) {
     const Doubles bias = widen(random.normal(7));
     const Doubles dy = widen(random.normal(21));
     const ReferenceNormGradient gradient = reference_norm_backward(shape, dy, x, gain);
-    const auto loss = [&](const Doubles& x_, const Doubles& gain_, const Doubles& bias_) {
-      return weighted_sum(dy, reference_norm(shape, x_, gain_, bias_).y);
+    const auto loss = [&](const Doubles& at_x, const Doubles& at_gain, const Doubles& at_bias) {
+      return weighted_sum(dy, reference_norm(shape, at_x, at_gain, at_bias).y);
     };
     expect_gradient(
         x, gradient.dx, [&](const Doubles& a) { return loss(a, gain, bias); }, "dx");
@@ -78,13 +78,13 @@ TEST(Reference, AttentionGradientsAreDerivatives) {
   Random random(2);
   const ReferenceAttention shape = {
       .batch = 2, .sequence = 5, .heads = 4, .kv_heads = 2, .head_dim = 3, .scale = 0.7};
-  const Doubles q = widen(random.normal(2 * 5 * 12));
-  const Doubles k = widen(random.normal(2 * 5 * 6));
-  const Doubles v = widen(random.normal(2 * 5 * 6));
-  const Doubles dout = widen(random.normal(2 * 5 * 12));
+  const Doubles q = widen(random.normal(120));
+  const Doubles k = widen(random.normal(60));
+  const Doubles v = widen(random.normal(60));
+  const Doubles dout = widen(random.normal(120));
   const ReferenceAttentionGradient gradient = reference_attention_backward(shape, q, k, v, dout);
-  const auto loss = [&](const Doubles& q_, const Doubles& k_, const Doubles& v_) {
-    return weighted_sum(dout, reference_attention(shape, q_, k_, v_).out);
+  const auto loss = [&](const Doubles& at_q, const Doubles& at_k, const Doubles& at_v) {
+    return weighted_sum(dout, reference_attention(shape, at_q, at_k, at_v).out);
   };
   expect_gradient(
       q, gradient.dq, [&](const Doubles& a) { return loss(a, k, v); }, "dq");
@@ -101,8 +101,8 @@ TEST(Reference, HeadGradientsAreDerivatives) {
   const Doubles weight = widen(random.normal(18));
   const std::vector<std::int32_t> targets = {2, -1, 5, 0};
   const ReferenceHeadResult result = reference_head(shape, h, weight, targets);
-  const auto loss = [&](const Doubles& h_, const Doubles& weight_) {
-    return reference_head(shape, h_, weight_, targets).loss_sum;
+  const auto loss = [&](const Doubles& at_h, const Doubles& at_weight) {
+    return reference_head(shape, at_h, at_weight, targets).loss_sum;
   };
   expect_gradient(
       h, result.dh, [&](const Doubles& a) { return loss(a, weight); }, "dh");

@@ -48,7 +48,8 @@ struct Tensor {
   void* data = nullptr;
   Dtype dtype = Dtype::kF32;
 
-  operator ConstTensor() const { return {data, dtype}; }  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor): what is written may be read
+  operator ConstTensor() const { return {data, dtype}; }
 };
 
 // A matrix whose rows begin `stride` elements apart (stride >= the width that the kernel uses).
@@ -63,9 +64,8 @@ struct Rows {
   std::int64_t stride = 0;
   Dtype dtype = Dtype::kF32;
 
-  operator ConstRows() const {
-    return {data, stride, dtype};
-  }  // NOLINT(google-explicit-constructor)
+  // NOLINTNEXTLINE(google-explicit-constructor): what is written may be read
+  operator ConstRows() const { return {data, stride, dtype}; }
 };
 
 // Gradients of parameters (always fp32). The first micro-batch of a step stores; later ones are

@@ -273,7 +273,7 @@ void finish_rows(const AttentionTask& task,
   }
 }
 
-void ForwardTile(const AttentionTask& task, std::int64_t query_begin) {
+void forward_tile_simd(const AttentionTask& task, std::int64_t query_begin) {
   const std::int64_t padded = round_up(task.head_dim, kTilePad);
   Carver carver(task.workspace);
   ForwardScratch scratch = {};
@@ -474,7 +474,7 @@ BackwardScratch carve_backward(std::byte* workspace, std::int64_t padded) {
   return scratch;
 }
 
-void BackwardGroup(const AttentionBackwardTask& task) {
+void backward_group_simd(const AttentionBackwardTask& task) {
   const std::int64_t padded = round_up(task.head_dim, kTilePad);
   const BackwardScratch scratch = carve_backward(task.workspace, padded);
   for (std::int64_t key_begin = 0; key_begin < task.sequence; key_begin += kKeyTile) {
@@ -511,8 +511,8 @@ namespace headrace::kernels::cpu {
 // A row of a query tile must find a key in every key tile that its tile visits.
 static_assert(kKeyTile % kQueryTile == 0 && kQueryTile % kTilePad == 0);
 
-HWY_EXPORT(ForwardTile);
-HWY_EXPORT(BackwardGroup);
+HWY_EXPORT(forward_tile_simd);
+HWY_EXPORT(backward_group_simd);
 
 std::size_t attention_task_bytes(std::int64_t head_dim) {
   const std::int64_t padded = round_up(head_dim, kTilePad);
@@ -527,11 +527,11 @@ std::size_t attention_backward_task_bytes(std::int64_t head_dim) {
 }
 
 void attention_forward_tile(const AttentionTask& task, std::int64_t query_begin) {
-  HWY_DYNAMIC_DISPATCH(ForwardTile)(task, query_begin);
+  HWY_DYNAMIC_DISPATCH(forward_tile_simd)(task, query_begin);
 }
 
 void attention_backward_group(const AttentionBackwardTask& task) {
-  HWY_DYNAMIC_DISPATCH(BackwardGroup)(task);
+  HWY_DYNAMIC_DISPATCH(backward_group_simd)(task);
 }
 
 }  // namespace headrace::kernels::cpu

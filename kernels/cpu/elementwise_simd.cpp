@@ -81,19 +81,19 @@ struct SwigluOp {
   }
 };
 
-void AddRange(const float* a, const float* b, float* y, std::int64_t count) {
+void add_range_simd(const float* a, const float* b, float* y, std::int64_t count) {
   map_binary<AddOp>(a, b, y, count);
 }
 
-void GeluRange(const float* x, float* y, std::int64_t count) {
+void gelu_range_simd(const float* x, float* y, std::int64_t count) {
   map_unary<GeluOp>(x, y, count);
 }
 
-void GeluBackwardRange(const float* x, const float* dy, float* dx, std::int64_t count) {
+void gelu_backward_range_simd(const float* x, const float* dy, float* dx, std::int64_t count) {
   map_binary<GeluBackwardOp>(x, dy, dx, count);
 }
 
-void SwigluRange(const float* gate, const float* up, float* y, std::int64_t count) {
+void swiglu_range_simd(const float* gate, const float* up, float* y, std::int64_t count) {
   map_binary<SwigluOp>(gate, up, y, count);
 }
 
@@ -109,7 +109,7 @@ HWY_INLINE SwigluGradients swiglu_gradients(D d, V gate, V up, V dy) {
   return {hn::Mul(hn::Mul(dy, up), slope), hn::Mul(dy, hn::Mul(gate, s))};
 }
 
-void SwigluBackward(const SwigluBackwardRange& range) {
+void swiglu_backward_simd(const SwigluBackwardRange& range) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   std::int64_t i = 0;
@@ -140,7 +140,7 @@ HWY_INLINE RotatedPair rotate(V first, V second, V cosine, V sine) {
           hn::MulAdd(first, sine, hn::Mul(second, cosine))};
 }
 
-void RopeOneRow(const RopeRow& row) {
+void rope_one_row_simd(const RopeRow& row) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const std::int64_t half = row.head_dim / 2;
@@ -169,7 +169,7 @@ void RopeOneRow(const RopeRow& row) {
   }
 }
 
-void SumColumns(const ColumnSums& sums) {
+void sum_columns_simd(const ColumnSums& sums) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   HWY_ALIGN float group[kSumColumnsMax];
@@ -202,41 +202,41 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace headrace::kernels::cpu {
 
-HWY_EXPORT(AddRange);
-HWY_EXPORT(GeluRange);
-HWY_EXPORT(GeluBackwardRange);
-HWY_EXPORT(SwigluRange);
-HWY_EXPORT(SwigluBackward);
-HWY_EXPORT(RopeOneRow);
-HWY_EXPORT(SumColumns);
+HWY_EXPORT(add_range_simd);
+HWY_EXPORT(gelu_range_simd);
+HWY_EXPORT(gelu_backward_range_simd);
+HWY_EXPORT(swiglu_range_simd);
+HWY_EXPORT(swiglu_backward_simd);
+HWY_EXPORT(rope_one_row_simd);
+HWY_EXPORT(sum_columns_simd);
 
 void add_range(const float* a, const float* b, float* y, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(AddRange)(a, b, y, count);
+  HWY_DYNAMIC_DISPATCH(add_range_simd)(a, b, y, count);
 }
 
 void gelu_range(const float* x, float* y, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(GeluRange)(x, y, count);
+  HWY_DYNAMIC_DISPATCH(gelu_range_simd)(x, y, count);
 }
 
 void gelu_backward_range(const float* x, const float* dy, float* dx, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(GeluBackwardRange)(x, dy, dx, count);
+  HWY_DYNAMIC_DISPATCH(gelu_backward_range_simd)(x, dy, dx, count);
 }
 
 void swiglu_range(const float* gate, const float* up, float* y, std::int64_t count) {
-  HWY_DYNAMIC_DISPATCH(SwigluRange)(gate, up, y, count);
+  HWY_DYNAMIC_DISPATCH(swiglu_range_simd)(gate, up, y, count);
 }
 
 void swiglu_backward_range(const SwigluBackwardRange& range) {
-  HWY_DYNAMIC_DISPATCH(SwigluBackward)(range);
+  HWY_DYNAMIC_DISPATCH(swiglu_backward_simd)(range);
 }
 
 void rope_row(const RopeRow& row) {
-  HWY_DYNAMIC_DISPATCH(RopeOneRow)(row);
+  HWY_DYNAMIC_DISPATCH(rope_one_row_simd)(row);
 }
 
 void column_sums(const ColumnSums& sums) {
   HEADRACE_DASSERT(sums.columns <= kSumColumnsMax, "column_sums takes a block of columns");
-  HWY_DYNAMIC_DISPATCH(SumColumns)(sums);
+  HWY_DYNAMIC_DISPATCH(sum_columns_simd)(sums);
 }
 
 }  // namespace headrace::kernels::cpu

@@ -168,10 +168,9 @@ void store_empty_product(const GemmShape& shape, const GemmOperands& operands) {
   }
   for (std::int64_t row = 0; row < shape.m; ++row) {
     float* c = operands.c + row * shape.n;
+    std::fill_n(c, shape.n, 0.0F);
     if (shape.bias) {
       std::copy_n(operands.bias, shape.n, c);
-    } else {
-      std::fill_n(c, shape.n, 0.0F);
     }
   }
 }

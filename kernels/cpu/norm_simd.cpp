@@ -131,7 +131,7 @@ HWY_INLINE void normalise_row(D d, const NormRows& norm, std::int64_t row, float
   }
 }
 
-void LayerNormRows(const NormRows& norm) {
+void layer_norm_rows_simd(const NormRows& norm) {
   const D d;
   for (std::int64_t row = 0; row < norm.rows; ++row) {
     const float* x = norm.x + row * norm.columns;
@@ -145,7 +145,7 @@ void LayerNormRows(const NormRows& norm) {
   }
 }
 
-void RmsNormRows(const NormRows& norm) {
+void rms_norm_rows_simd(const NormRows& norm) {
   const D d;
   for (std::int64_t row = 0; row < norm.rows; ++row) {
     const float* x = norm.x + row * norm.columns;
@@ -256,11 +256,11 @@ HWY_INLINE void backward_rows(const NormBackwardRows& norm) {
   }
 }
 
-void LayerNormBackwardRows(const NormBackwardRows& norm) {
+void layer_norm_backward_rows_simd(const NormBackwardRows& norm) {
   backward_rows<true>(norm);
 }
 
-void RmsNormBackwardRows(const NormBackwardRows& norm) {
+void rms_norm_backward_rows_simd(const NormBackwardRows& norm) {
   backward_rows<false>(norm);
 }
 
@@ -271,25 +271,25 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace headrace::kernels::cpu {
 
-HWY_EXPORT(LayerNormRows);
-HWY_EXPORT(RmsNormRows);
-HWY_EXPORT(LayerNormBackwardRows);
-HWY_EXPORT(RmsNormBackwardRows);
+HWY_EXPORT(layer_norm_rows_simd);
+HWY_EXPORT(rms_norm_rows_simd);
+HWY_EXPORT(layer_norm_backward_rows_simd);
+HWY_EXPORT(rms_norm_backward_rows_simd);
 
 void layer_norm_rows(const NormRows& norm) {
-  HWY_DYNAMIC_DISPATCH(LayerNormRows)(norm);
+  HWY_DYNAMIC_DISPATCH(layer_norm_rows_simd)(norm);
 }
 
 void rms_norm_rows(const NormRows& norm) {
-  HWY_DYNAMIC_DISPATCH(RmsNormRows)(norm);
+  HWY_DYNAMIC_DISPATCH(rms_norm_rows_simd)(norm);
 }
 
 void layer_norm_backward_rows(const NormBackwardRows& norm) {
-  HWY_DYNAMIC_DISPATCH(LayerNormBackwardRows)(norm);
+  HWY_DYNAMIC_DISPATCH(layer_norm_backward_rows_simd)(norm);
 }
 
 void rms_norm_backward_rows(const NormBackwardRows& norm) {
-  HWY_DYNAMIC_DISPATCH(RmsNormBackwardRows)(norm);
+  HWY_DYNAMIC_DISPATCH(rms_norm_backward_rows_simd)(norm);
 }
 
 }  // namespace headrace::kernels::cpu

@@ -34,7 +34,7 @@ HWY_INLINE float exp_scalar(D d, float x) {
   return hn::GetLane(exp_of(d, hn::Set(d, x)));
 }
 
-void SoftmaxUpdate(const float* logits, std::int64_t count, float* maximum, float* sum) {
+void softmax_update_simd(const float* logits, std::int64_t count, float* maximum, float* sum) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const float previous = *maximum;
@@ -58,7 +58,7 @@ void SoftmaxUpdate(const float* logits, std::int64_t count, float* maximum, floa
   *maximum = now;
 }
 
-void SoftmaxScale(float* logits, std::int64_t count, float lse, float scale) {
+void softmax_scale_simd(float* logits, std::int64_t count, float lse, float scale) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   const V shift = hn::Set(d, lse);
@@ -82,15 +82,15 @@ HWY_AFTER_NAMESPACE();
 #if HWY_ONCE
 namespace headrace::kernels::cpu {
 
-HWY_EXPORT(SoftmaxUpdate);
-HWY_EXPORT(SoftmaxScale);
+HWY_EXPORT(softmax_update_simd);
+HWY_EXPORT(softmax_scale_simd);
 
 void softmax_update(const float* logits, std::int64_t count, float* maximum, float* sum) {
-  HWY_DYNAMIC_DISPATCH(SoftmaxUpdate)(logits, count, maximum, sum);
+  HWY_DYNAMIC_DISPATCH(softmax_update_simd)(logits, count, maximum, sum);
 }
 
 void softmax_scale(float* logits, std::int64_t count, float lse, float scale) {
-  HWY_DYNAMIC_DISPATCH(SoftmaxScale)(logits, count, lse, scale);
+  HWY_DYNAMIC_DISPATCH(softmax_scale_simd)(logits, count, lse, scale);
 }
 
 }  // namespace headrace::kernels::cpu
