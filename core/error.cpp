@@ -33,15 +33,13 @@ void append_one(std::string& text, const Error& error, bool verbose) {
     text += error.hint;
   }
   if (!error.where.empty()) {
-    // The place stands at the end of the last line, or on a line of its own under a bare error.
-    const bool has_detail = !error.why.empty() || !error.hint.empty();
-    text += has_detail ? "  (" : "\n  at  : ";
+    text += "  (";
     text += error.where;
-    text += has_detail ? ")" : "";
+    text += ')';
   }
   if (verbose) {
     for (const std::string& line : error.trace) {
-      text += "\n  from: ";
+      text += "\n  at  : ";
       text += line;
     }
   }

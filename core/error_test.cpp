@@ -26,9 +26,9 @@ TEST(Error, ShowsTheTraceOnlyWhenVerboseAndAllOthers) {
   Error error = operating_error("first");
   error.trace = {"a.cpp:1"};
   error.others = {usage_error("second").with_where("run.toml:2:3")};
-  EXPECT_EQ(format_error(error, false), "error: first\nerror: second\n  at  : run.toml:2:3\n");
+  EXPECT_EQ(format_error(error, false), "error: first\nerror: second  (run.toml:2:3)\n");
   EXPECT_EQ(format_error(error, true),
-            "error: first\n  from: a.cpp:1\nerror: second\n  at  : run.toml:2:3\n");
+            "error: first\n  at  : a.cpp:1\nerror: second  (run.toml:2:3)\n");
 }
 
 TEST(Error, ErrnoIsNamedAndExplained) {
