@@ -7,6 +7,8 @@
 
 namespace headrace::exec {
 
+static_assert(plan::kBlockElements == optim::kBlockElements, "one block for tiles and for norms");
+
 namespace {
 
 std::vector<Segment> segments_of(const plan::UnitSpec& unit,

@@ -81,6 +81,7 @@ std::vector<Builder::Group> Builder::groups() const {
     return {{.first = 0, .count = count, .last = true}};
   }
   std::vector<Group> groups;
+  groups.reserve(static_cast<std::size_t>(count));
   for (int k = 0; k < count; ++k) {
     groups.push_back({.first = k, .count = 1, .last = k + 1 == count});
   }

@@ -109,6 +109,8 @@ class Builder {
   [[nodiscard]] Instruction make(
       InstructionKind kind, QueueKind queue, int unit, int index, int micro_batch) const;
   void price(Instruction& instruction) const;
+  [[nodiscard]] double link_rate(const Instruction& instruction) const;
+  [[nodiscard]] double compute_seconds(const Instruction& instruction) const;
 
   const BuilderInputs in_;
   Program program_;

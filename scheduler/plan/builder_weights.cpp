@@ -278,82 +278,87 @@ double capped(double rate, const std::optional<double>& cap) {
 // Seconds and link bytes from the machine's rates; a rate that was not measured is taken as a
 // modest desktop's (plan.notes says so).
 void Builder::price(Instruction& instruction) const {
-  const MachineProfile& machine = in_.machine;
-  const double memory = rate_or(machine.memory_bytes_per_s, 15e9);
-  const double gemm = rate_or(machine.gemm_fp32_flops_per_s, 50e9);
-  const double rows =
-      static_cast<double>(in_.model.rows()) * static_cast<double>(in_.model.hidden) * 4;
-  std::size_t first_bytes = instruction.accesses.empty() ? 0 : instruction.accesses.front().bytes;
-  const auto compute = [&](const UnitCost& cost, bool forward, bool backward) {
-    return (forward ? cost.forward_flops / gemm + cost.forward_bytes / memory : 0) +
-           (backward ? cost.backward_flops / gemm + cost.backward_bytes / memory : 0);
-  };
-  const auto& units = in_.model.units;
-  const auto unit = static_cast<std::size_t>(std::max(instruction.unit, 0));
+  const double first_bytes =
+      instruction.accesses.empty() ? 0 : static_cast<double>(instruction.accesses.front().bytes);
+  switch (instruction.queue) {
+    case QueueKind::kNvme:
+    case QueueKind::kH2d:
+    case QueueKind::kD2h:
+      instruction.link_bytes = static_cast<std::size_t>(first_bytes);
+      instruction.seconds = first_bytes / link_rate(instruction);
+      return;
+    case QueueKind::kCompute:
+    case QueueKind::kHost:
+      break;
+  }
+  const double memory = rate_or(in_.machine.memory_bytes_per_s, 15e9);
   switch (instruction.kind) {
-    case InstructionKind::kReadParam:
-    case InstructionKind::kReadState:
-      instruction.link_bytes = first_bytes;
-      instruction.seconds =
-          static_cast<double>(first_bytes) /
-          capped(rate_or(machine.nvme_read_bytes_per_s, 1e9), in_.settings.nvme_read_cap);
-      break;
-    case InstructionKind::kWriteParam:
-    case InstructionKind::kWriteState:
-      instruction.link_bytes = first_bytes;
-      instruction.seconds =
-          static_cast<double>(first_bytes) /
-          capped(rate_or(machine.nvme_write_bytes_per_s, 1e9), in_.settings.nvme_write_cap);
-      break;
-    case InstructionKind::kCopy: {
-      const auto& cap =
-          instruction.queue == QueueKind::kH2d ? in_.settings.h2d_cap : in_.settings.d2h_cap;
-      instruction.link_bytes = first_bytes;
-      instruction.seconds = static_cast<double>(first_bytes) /
-                            capped(rate_or(machine.host_copy_bytes_per_s, 5e9), cap);
-      break;
-    }
-    case InstructionKind::kForward:
-      instruction.seconds = compute(units[unit].cost, true, false);
-      break;
-    case InstructionKind::kBackward:
-      instruction.seconds = compute(units[unit].cost, instruction.recompute, true);
-      break;
-    case InstructionKind::kHeadBegin:
-    case InstructionKind::kHeadEnd:
-      instruction.seconds = compute(units[unit].cost,
-                                    instruction.kind == InstructionKind::kHeadBegin,
-                                    instruction.kind == InstructionKind::kHeadEnd);
-      break;
-    case InstructionKind::kHeadScore:
-    case InstructionKind::kHeadGradient:
-    case InstructionKind::kHeadLogits: {
-      const RowPiece& piece = in_.model.head.rows[static_cast<std::size_t>(instruction.index)];
-      const double share =
-          static_cast<double>(piece.rows) / static_cast<double>(in_.model.head.rows.front().rows);
-      const UnitCost& cost = instruction.kind == InstructionKind::kHeadGradient
-                                 ? in_.model.head.gradient
-                                 : in_.model.head.score;
-      instruction.seconds = share * compute(cost,
-                                            instruction.kind != InstructionKind::kHeadGradient,
-                                            instruction.kind == InstructionKind::kHeadGradient);
-      break;
-    }
-    case InstructionKind::kHeadLoss:
-      break;
     case InstructionKind::kGather:
     case InstructionKind::kScatter:
-      instruction.seconds = 2 * rows / memory;
+      instruction.seconds = 2 * static_cast<double>(in_.model.activation_bytes()) / memory;
       break;
     case InstructionKind::kSpread:
     case InstructionKind::kAccumulate:
     case InstructionKind::kCollect:
-      instruction.seconds = 2 * static_cast<double>(first_bytes) / memory;
+      instruction.seconds = 2 * first_bytes / memory;
       break;
     case InstructionKind::kUpdate:
       instruction.seconds = static_cast<double>(instruction.elements) /
-                            rate_or(machine.adamw_fp32_params_per_s, 400e6);
+                            rate_or(in_.machine.adamw_fp32_params_per_s, 400e6);
       break;
+    default:
+      instruction.seconds = compute_seconds(instruction);
+      break;
+  }
+}
+
+double Builder::link_rate(const Instruction& instruction) const {
+  const MachineProfile& machine = in_.machine;
+  switch (instruction.kind) {
+    case InstructionKind::kReadParam:
+    case InstructionKind::kReadState:
+      return capped(rate_or(machine.nvme_read_bytes_per_s, 1e9), in_.settings.nvme_read_cap);
+    case InstructionKind::kWriteParam:
+    case InstructionKind::kWriteState:
+      return capped(rate_or(machine.nvme_write_bytes_per_s, 1e9), in_.settings.nvme_write_cap);
+    default:
+      return capped(
+          rate_or(machine.host_copy_bytes_per_s, 5e9),
+          instruction.queue == QueueKind::kH2d ? in_.settings.h2d_cap : in_.settings.d2h_cap);
+  }
+}
+
+double Builder::compute_seconds(const Instruction& instruction) const {
+  const double memory = rate_or(in_.machine.memory_bytes_per_s, 15e9);
+  const double gemm = rate_or(in_.machine.gemm_fp32_flops_per_s, 50e9);
+  const auto forward = [&](const UnitCost& cost) {
+    return cost.forward_flops / gemm + cost.forward_bytes / memory;
+  };
+  const auto backward = [&](const UnitCost& cost) {
+    return cost.backward_flops / gemm + cost.backward_bytes / memory;
+  };
+  const UnitCost& unit = in_.model.units[static_cast<std::size_t>(instruction.unit)].cost;
+  const HeadSpec& head = in_.model.head;
+  // Row pieces cost what the first (a full one) does, by their share of its rows.
+  const auto share = [&] {
+    const RowPiece& piece = head.rows[static_cast<std::size_t>(instruction.index)];
+    return static_cast<double>(piece.rows) / static_cast<double>(head.rows.front().rows);
+  };
+  switch (instruction.kind) {
+    case InstructionKind::kForward:
+    case InstructionKind::kHeadBegin:
+      return forward(unit);
+    case InstructionKind::kBackward:
+      return backward(unit) + (instruction.recompute ? forward(unit) : 0);
+    case InstructionKind::kHeadEnd:
+      return backward(unit);
+    case InstructionKind::kHeadScore:
+    case InstructionKind::kHeadLogits:
+      return share() * forward(head.score);
+    case InstructionKind::kHeadGradient:
+      return share() * backward(head.gradient);
+    default:
+      return 0;  // the loss: a sum over rows
   }
 }
 

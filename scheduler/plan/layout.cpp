@@ -181,6 +181,7 @@ void place_saved(Context& context) {
   if (context.plan.keep_activations) {
     for (std::size_t u = 1; u + 1 < model.units.size(); ++u) {
       std::vector<int> of_unit;
+      of_unit.reserve(static_cast<std::size_t>(context.slots));
       for (int k = 0; k < context.slots; ++k) {
         of_unit.push_back(context.memory.add("activations",
                                              fmt::format("saved.{}.{}", u, k),

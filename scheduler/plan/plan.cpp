@@ -207,13 +207,13 @@ void count_wear(const PlanSettings& settings, const MachineProfile& machine, Pla
   if (endurance <= 0) {
     endurance = kEnduranceBytesPerByte * static_cast<double>(machine.nvme_capacity_bytes);
     if (endurance > 0) {
-      plan.notes.push_back(
+      plan.notes.emplace_back(
           "the drive's endurance is unknown: 600 TBW per TB of capacity assumed (set tiers.nvme "
           "endurance)");
     }
   }
   if (endurance <= 0) {
-    plan.notes.push_back(
+    plan.notes.emplace_back(
         "the drive's capacity and endurance are unknown: its life is not predicted");
     return;
   }
@@ -340,7 +340,9 @@ void build(const ModelSpec& model,
 
 double figure_of_merit(const Plan& plan) {
   const Prediction* steady = find_prediction(plan, "steady");
-  return steady != nullptr ? steady->seconds : find_prediction(plan, "evaluation")->seconds;
+  const Prediction* prediction = steady != nullptr ? steady : find_prediction(plan, "evaluation");
+  HEADRACE_ASSERT(prediction != nullptr, "every plan predicts its evaluation");
+  return prediction->seconds;
 }
 
 }  // namespace
@@ -414,7 +416,7 @@ Result<Plan> make_plan(const ModelSpec& model,
   }
   count_wear(settings, machine, best->plan);
   if (machine.gemm_fp32_flops_per_s <= 0) {
-    best->plan.notes.push_back("no machine profile: times are guesses for a modest desktop");
+    best->plan.notes.emplace_back("no machine profile: times are guesses for a modest desktop");
   }
   return std::move(best->plan);
 }
