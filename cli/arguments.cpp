@@ -15,21 +15,11 @@ namespace {
 
 const std::vector<OptionSpec>& common_options() {
   static const std::vector<OptionSpec> options = {
-      {.name = "--json",
-       .value = "",
-       .help = "The result as one JSON document",
-       .choices = {},
-       .repeated = false},
+      {.name = "--json", .help = "The result as one JSON document"},
       {.name = "--output",
        .value = "FILE",
-       .help = "Write the result to FILE instead of standard output",
-       .choices = {},
-       .repeated = false},
-      {.name = "--verbose",
-       .value = "",
-       .help = "More of the log; where an error came from",
-       .choices = {},
-       .repeated = false},
+       .help = "Write the result to FILE instead of standard output"},
+      {.name = "--verbose", .help = "More of the log; where an error came from"},
   };
   return options;
 }

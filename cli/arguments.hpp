@@ -22,18 +22,19 @@ struct PositionalSpec {
 };
 
 struct OptionSpec {
-  std::string name;   // "--tokens"
-  std::string value;  // "N"; "" for a flag
+  std::string name;        // "--tokens"
+  std::string value = {};  // "N"; "" for a flag
   std::string help;
-  std::vector<std::string> choices;  // of the value; empty: anything
+  std::vector<std::string> choices = {};  // of the value; empty: anything
   bool repeated = false;
 };
 
 struct CommandSpec {
   std::string name;     // "train"
   std::string summary;  // one line
-  std::vector<PositionalSpec> positionals;
-  std::vector<OptionSpec> options;  // --json, --output, --verbose and --help are in every command
+  std::vector<PositionalSpec> positionals = {};
+  std::vector<OptionSpec> options =
+      {};  // --json, --output, --verbose and --help are in every command
 };
 
 // What a command line said. Names as in the spec.

@@ -16,24 +16,19 @@ CommandSpec spec() {
           .positionals = {{.name = "RUN.toml",
                            .help = "The run whose commit is evaluated; or --model",
                            .required = false}},
-          .options = {{.name = "--set",
-                       .value = "KEY=VALUE",
-                       .help = "Override a key of RUN.toml",
-                       .choices = {},
-                       .repeated = true},
-                      {.name = "--model",
-                       .value = "DIR",
-                       .help = "A Hugging Face directory, or the directory of a run",
-                       .choices = {}},
-                      {.name = "--data",
-                       .value = "FILE",
-                       .help = "With --model: text or token files, and patterns",
-                       .choices = {},
-                       .repeated = true},
-                      {.name = "--seq-len",
-                       .value = "N",
-                       .help = "With --model: tokens of a sequence",
-                       .choices = {}}}};
+          .options = {
+              {.name = "--set",
+               .value = "KEY=VALUE",
+               .help = "Override a key of RUN.toml",
+               .repeated = true},
+              {.name = "--model",
+               .value = "DIR",
+               .help = "A Hugging Face directory, or the directory of a run"},
+              {.name = "--data",
+               .value = "FILE",
+               .help = "With --model: text or token files, and patterns",
+               .repeated = true},
+              {.name = "--seq-len", .value = "N", .help = "With --model: tokens of a sequence"}}};
 }
 
 Result<train::EvaluatedModel> evaluate_model(const Arguments& arguments) {

@@ -8,33 +8,23 @@ namespace headrace::cli {
 namespace {
 
 CommandSpec spec() {
-  return {
-      .name = "generate",
-      .summary = "Continue a prompt",
-      .positionals = {},
-      .options = {
-          {.name = "--model",
-           .value = "DIR",
-           .help = "A Hugging Face directory, or the directory of a run (needed)",
-           .choices = {}},
-          {.name = "--prompt", .value = "TEXT", .help = "Where to begin (needed)", .choices = {}},
-          {.name = "--tokens", .value = "N", .help = "At most so many tokens; 200", .choices = {}},
-          {.name = "--temperature",
-           .value = "T",
-           .help = "0: always the likeliest token; 1 without it",
-           .choices = {}},
-          {.name = "--top-k",
-           .value = "K",
-           .help = "Draw from the K likeliest tokens",
-           .choices = {}},
-          {.name = "--top-p",
-           .value = "P",
-           .help = "Draw from the fewest tokens that have probability P together",
-           .choices = {}},
-          {.name = "--seed",
-           .value = "S",
-           .help = "Of the draws; the same seed gives the same text; 1337",
-           .choices = {}}}};
+  return {.name = "generate",
+          .summary = "Continue a prompt",
+          .options = {{.name = "--model",
+                       .value = "DIR",
+                       .help = "A Hugging Face directory, or the directory of a run (needed)"},
+                      {.name = "--prompt", .value = "TEXT", .help = "Where to begin (needed)"},
+                      {.name = "--tokens", .value = "N", .help = "At most so many tokens; 200"},
+                      {.name = "--temperature",
+                       .value = "T",
+                       .help = "0: always the likeliest token; 1 without it"},
+                      {.name = "--top-k", .value = "K", .help = "Draw from the K likeliest tokens"},
+                      {.name = "--top-p",
+                       .value = "P",
+                       .help = "Draw from the fewest tokens that have probability P together"},
+                      {.name = "--seed",
+                       .value = "S",
+                       .help = "Of the draws; the same seed gives the same text; 1337"}}};
 }
 
 Result<train::GenerateRequest> request_of(const Arguments& arguments) {

@@ -11,8 +11,7 @@ CommandSpec spec() {
   return {
       .name = "inspect",
       .summary = "Show what a run's directory or a store holds",
-      .positionals = {{.name = "PATH", .help = "The directory of a run, or FOLDER/ID of a store"}},
-      .options = {}};
+      .positionals = {{.name = "PATH", .help = "The directory of a run, or FOLDER/ID of a store"}}};
 }
 
 Result<ExitCode> run(const Invocation& invocation) {

@@ -20,12 +20,10 @@ CommandSpec spec() {
           .options = {{.name = "--set",
                        .value = "KEY=VALUE",
                        .help = "Override a key of RUN.toml",
-                       .choices = {},
                        .repeated = true},
                       {.name = "--machine",
                        .value = "FILE",
-                       .help = "Predict for the machine of this profile (docs/machine.md)",
-                       .choices = {}}}};
+                       .help = "Predict for the machine of this profile (docs/machine.md)"}}};
 }
 
 Result<ExitCode> run(const Invocation& invocation) {

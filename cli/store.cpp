@@ -19,8 +19,7 @@ CommandSpec spec() {
                           {.name = "ID", .help = "With remove: the store's id", .required = false}},
           .options = {{.name = "--store",
                        .value = "FOLDER",
-                       .help = "A folder of tiers.nvme, or RUN_DIR/store (needed)",
-                       .choices = {}}}};
+                       .help = "A folder of tiers.nvme, or RUN_DIR/store (needed)"}}};
 }
 
 Json listing_to_json(const StoreListing& store) {

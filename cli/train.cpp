@@ -20,7 +20,6 @@ CommandSpec spec() {
           .options = {{.name = "--set",
                        .value = "KEY=VALUE",
                        .help = "Override a key of RUN.toml, as in --set optim.lr=1e-4",
-                       .choices = {},
                        .repeated = true},
                       {.name = "--resume",
                        .value = "MODE",
@@ -28,13 +27,10 @@ CommandSpec spec() {
                                "required: go on or fail",
                        .choices = {"auto", "never", "required"}},
                       {.name = "--overwrite",
-                       .value = "",
-                       .help = "Begin again and drop the commit that the run's folder holds",
-                       .choices = {}},
+                       .help = "Begin again and drop the commit that the run's folder holds"},
                       {.name = "--machine",
                        .value = "FILE",
-                       .help = "Plan with this machine profile instead of the measured one",
-                       .choices = {}}}};
+                       .help = "Plan with this machine profile instead of the measured one"}}};
 }
 
 train::ResumeMode resume_mode(const Arguments& arguments) {

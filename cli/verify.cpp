@@ -13,8 +13,7 @@ CommandSpec spec() {
   return {
       .name = "verify",
       .summary = "Read and check all of a run's commit, or of a store",
-      .positionals = {{.name = "PATH", .help = "The directory of a run, or FOLDER/ID of a store"}},
-      .options = {}};
+      .positionals = {{.name = "PATH", .help = "The directory of a run, or FOLDER/ID of a store"}}};
 }
 
 Result<ExitCode> run(const Invocation& invocation) {

@@ -21,8 +21,8 @@ namespace headrace::train {
 
 struct SamplerSettings {
   double temperature = 1.0;
-  std::optional<std::int64_t> top_k;
-  std::optional<double> top_p;  // (0, 1]
+  std::optional<std::int64_t> top_k = {};
+  std::optional<double> top_p = {};  // (0, 1]
   std::uint64_t seed = 1337;
 };
 

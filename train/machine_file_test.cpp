@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "train/probe.hpp"
 #include "train/probe_nvme.hpp"
 #include "train/test_folder.hpp"
 
@@ -77,6 +78,16 @@ TEST(MachineFile, TheFingerprintIsComparedWithThisMachine) {
   other.cores = here->cores + 1;
   other.kernel = "0";
   EXPECT_EQ(fingerprint_differences(other, *here).size(), 4U);
+}
+
+TEST(Probe, EveryRateOfTheMachineIsMeasured) {
+  const Result<MachineFile> machine = probe_machine(".");
+  ASSERT_TRUE(machine) << format_error(machine.error(), false);
+  EXPECT_GT(machine->profile.gemm_fp32_flops_per_s, 0);
+  EXPECT_GT(machine->profile.memory_bytes_per_s, 0);
+  EXPECT_GT(machine->profile.host_copy_bytes_per_s, 0);
+  EXPECT_GT(machine->profile.adamw_fp32_params_per_s, 0);
+  EXPECT_GT(machine->profile.checksum_bytes_per_s, 0);
 }
 
 class ProbeDriveTest : public TestFolder {};

@@ -32,7 +32,7 @@ struct StoreReference {
   std::string folder;  // absolute
   std::string id;
   // The step of the last commit that this run made; a store that says it has none is damaged.
-  std::optional<std::int64_t> committed_step;
+  std::optional<std::int64_t> committed_step = {};
 };
 
 struct RunPaths {

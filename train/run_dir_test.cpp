@@ -39,7 +39,7 @@ class RunDirTest : public TestFolder {
   }
 
   void refer_to(const std::string& folder, const std::string& id) const {
-    EXPECT_TRUE(write_store_reference(paths_, {.folder = folder, .id = id, .committed_step = {}}));
+    EXPECT_TRUE(write_store_reference(paths_, {.folder = folder, .id = id}));
   }
 
   [[nodiscard]] Result<Beginning> begin(ResumeMode resume, bool overwrite = false) const {

@@ -1,0 +1,79 @@
+// Drawing tokens: against probabilities worked out by hand.
+#include "train/generate.hpp"
+
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <vector>
+
+namespace headrace::train {
+namespace {
+
+// Shares of `draws` tokens.
+std::vector<double> shares(std::span<const float> logits,
+                           const SamplerSettings& settings,
+                           int draws = 20000) {
+  std::vector<double> counts(logits.size());
+  for (int i = 0; i < draws; ++i) {
+    counts[static_cast<std::size_t>(sample_token(logits, settings, i))] += 1.0 / draws;
+  }
+  return counts;
+}
+
+const std::array<float, 4> kLogits = {
+    std::log(0.1F), std::log(0.4F), std::log(0.2F), std::log(0.3F)};
+
+TEST(Sampler, GreedyTakesTheLargestAndTheFirstOfEquals) {
+  EXPECT_EQ(sample_token(kLogits, {.temperature = 0}, 0), 1);
+  EXPECT_EQ(sample_token(std::array<float, 3>{1, 2, 2}, {.temperature = 0}, 5), 1);
+}
+
+// 20,000 draws: three standard deviations are about 0.011.
+TEST(Sampler, SharesAreTheProbabilities) {
+  const std::vector<double> found = shares(kLogits, {});
+  EXPECT_NEAR(found[0], 0.1, 0.011);
+  EXPECT_NEAR(found[1], 0.4, 0.011);
+  EXPECT_NEAR(found[2], 0.2, 0.011);
+  EXPECT_NEAR(found[3], 0.3, 0.011);
+}
+
+TEST(Sampler, TemperatureSharpens) {
+  // p^2, normalised: 0.01, 0.16, 0.04, 0.09 over 0.30.
+  const std::vector<double> found = shares(kLogits, {.temperature = 0.5});
+  EXPECT_NEAR(found[1], 16.0 / 30, 0.011);
+  EXPECT_NEAR(found[0], 1.0 / 30, 0.006);
+}
+
+TEST(Sampler, TopKKeepsTheLikeliest) {
+  const std::vector<double> found = shares(kLogits, {.top_k = 2});
+  EXPECT_EQ(found[0], 0);
+  EXPECT_EQ(found[2], 0);
+  EXPECT_NEAR(found[1], 4.0 / 7, 0.011);
+  const std::vector<double> all = shares(kLogits, {.top_k = 100});
+  EXPECT_NEAR(all[0], 0.1, 0.011);
+}
+
+TEST(Sampler, TopPKeepsTheFewestThatReachIt) {
+  const std::vector<double> found = shares(kLogits, {.top_p = 0.6});
+  EXPECT_EQ(found[0], 0);
+  EXPECT_EQ(found[2], 0);  // 0.4 + 0.3 reach 0.6
+  EXPECT_NEAR(found[3], 3.0 / 7, 0.011);
+  EXPECT_NEAR(shares(kLogits, {.top_p = 0.01}, 100)[1], 1.0, 1e-9);
+}
+
+TEST(Sampler, ADrawDependsOnSeedAndNumberOnly) {
+  std::vector<std::int32_t> first;
+  std::vector<std::int32_t> again;
+  std::vector<std::int32_t> other;
+  for (std::int64_t i = 0; i < 50; ++i) {
+    first.push_back(sample_token(kLogits, {.seed = 1}, i));
+    again.push_back(sample_token(kLogits, {.seed = 1}, i));
+    other.push_back(sample_token(kLogits, {.seed = 2}, i));
+  }
+  EXPECT_EQ(first, again);
+  EXPECT_NE(first, other);
+}
+
+}  // namespace
+}  // namespace headrace::train
