@@ -334,10 +334,8 @@ def superblocks(world):
     run, path = world.copy_of_good("newer-superblock")
     newer = SUPERBLOCKS[sequences.index(max(sequences))]
     harness.flip_byte(store_data(run), newer + 100)
-    outcome = world.headrace.run("train", path)
-    problems = harness.error_problems(outcome, outcome.code)
-    refused = outcome.code in (OPERATING, CORRUPT) and not problems
-    world.report.check("the newer superblock damaged: refused", refused, f"{problems}\n{outcome}")
+    # The other one is from before the commit: it must not pass for a run that never committed.
+    world.fails("the newer superblock damaged", CORRUPT, "train", path, says=["superblock"])
     run, path = world.copy_of_good("no-superblock")
     for at in SUPERBLOCKS:
         harness.flip_byte(store_data(run), at + 100)
@@ -381,7 +379,7 @@ def foreign_store(world):
     world.fails("a broken store.json", CORRUPT, "train", path, says=["store.json"])
 
     run, path = world.copy_of_good("nothing")
-    store_data(run).write_bytes(bytes(1 << 20))
+    store_data(run).write_bytes(b"not a store " * 100000)
     world.fails("a file that is no store", USAGE, "train", path, says=["not a headrace store"])
     remove = ["store", "remove", own["id"], "--store", run / "store"]
     world.fails("a file that is no store, removed", USAGE, *remove)
@@ -469,9 +467,9 @@ def unfit_models(world):
     folder, path = model_case(world, "broken", lambda f: (f / "config.json").write_text("{"))
     world.fails("a broken config.json", CORRUPT, "train", path, says=[str(folder / "config.json")])
     folder, path = model_case(world, "tensor", rename_tensor)
-    world.fails("a tensor that is missing", CORRUPT, "train", path, says=["ln_f.bias"])
+    world.fails("a tensor that is missing", USAGE, "train", path, says=["ln_f.bias"])
     folder, path = model_case(world, "sizes", edit(n_embd=24, n_head=2))
-    world.fails("a tensor of another shape", CORRUPT, "train", path, says=["24"])
+    world.fails("a tensor of another shape", USAGE, "train", path, says=["24"])
 
 
 @case("broken data")
@@ -502,7 +500,7 @@ def main():
     golden = pathlib.Path(sys.argv[2]).resolve()
     chosen = sys.argv[3:]
     with harness.scratch(report, "errors") as folder:
-        world = World(report, harness.Headrace(sys.argv[1], folder), folder, golden)
+        world = World(report, harness.Headrace(sys.argv[1]), folder, golden)
         for name, function in CASES:
             if not chosen or name in chosen:
                 print(f"---- {name}", flush=True)

@@ -93,11 +93,11 @@ class Outcome:
 class Headrace:
     """The binary under test."""
 
-    def __init__(self, binary, home):
+    def __init__(self, binary):
         self.binary = str(pathlib.Path(binary).resolve())
-        # The cache of the machine's profile lies in the scratch folder, not in the user's home.
-        self.environment = {**os.environ, "XDG_CACHE_HOME": str(home / "cache"), "LC_ALL": "C"}
-        (home / "cache").mkdir(exist_ok=True)
+        # The machine's profile is measured once for all tests of a build folder, not for the user.
+        cache = os.path.join(os.getcwd(), "cache")
+        self.environment = {**os.environ, "XDG_CACHE_HOME": cache, "LC_ALL": "C"}
 
     def run(self, *words, cwd=None, timeout_s=TIMEOUT_S):
         words = [self.binary, *map(str, words)]
@@ -222,6 +222,9 @@ class Tensor:
     def __init__(self, dtype, shape, data):
         self.dtype, self.shape, self.data = dtype, shape, data
 
+    def count(self):
+        return math.prod(self.shape)
+
     def floats(self):
         """As Python floats, whatever the dtype."""
         if self.dtype == "F32":
@@ -337,6 +340,8 @@ def error_problems(outcome, code):
     errors = [line for line in lines if line.startswith("error: ")]
     if not errors:
         problems.append("no line begins with 'error: '")
+    elif not re.search(r"^  (why |hint): ", outcome.err, re.MULTILINE):
+        problems.append("neither why nor a hint is given")
     for line in lines:
         if re.match(r"\s+(why|hint)\s*:", line) and not re.match(r"  (why |hint): \S", line):
             problems.append(f"'{line}' is not '  why : ...' or '  hint: ...'")

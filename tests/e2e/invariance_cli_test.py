@@ -63,7 +63,7 @@ def config(folder, model, changes):
 def train(report, binary, model, changes, fact):
     """Rows and weights of one run."""
     with harness.scratch(report, "invariance") as folder:
-        headrace = harness.Headrace(binary, folder)
+        headrace = harness.Headrace(binary)
         path = config(folder, model, changes)
         words = []
         if LEAST in changes["tiers"].values():

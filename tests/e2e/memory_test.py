@@ -81,7 +81,7 @@ class Sampler:
 def small(report, headrace, folder):
     """Sixty steps of a model that fits neither the device arena nor host memory as a whole."""
     steps = 60
-    caps = {"device": 12 * MIB, "host": 20 * MIB}
+    caps = {"device": 12 * MIB, "host": 36 * MIB}
     text = folder / "corpus.txt"
     text.write_text("\n".join(f"{i} and {i * i % 97}" for i in range(4000)))
     path = harness.write_toml(
@@ -102,8 +102,7 @@ def small(report, headrace, folder):
     )
     process = headrace.start("train", path)
     sampler = Sampler(process, folder / "small" / "metrics.jsonl")
-    outcome = must(sampler.watch())
-    del outcome
+    must(sampler.watch())
     rows, peak = compare_peaks(report, "small run", folder / "small", caps)
     report.equal("small run: a row a step", len(rows), steps)
     streamed = min(row["bytes"].get("nvme_read", 0) for row in rows[1:])
@@ -122,10 +121,9 @@ def small(report, headrace, folder):
     seen = max(sample[1] for sample in sampler.samples)
     fact = f"small run: metrics say at least the {mib(seen)} seen from outside"
     report.check(fact, peak["process"] >= seen - MIB)
-    descriptors = sorted({sample[2] for sample in early + late})
-    report.check(
-        f"small run: descriptors stay {descriptors}", len(descriptors) == 1, sampler.samples
-    )
+    # The smallest count: reading /proc, say, opens a file for a moment.
+    before, after = min(s[2] for s in early), min(s[2] for s in late)
+    report.equal("small run: descriptors stay as many", after, before)
 
 
 def vocabulary(report, headrace, folder):
@@ -169,7 +167,7 @@ def main():
     report = harness.Report("memory")
     for part in sys.argv[2:] or parts:
         with harness.scratch(report, f"memory-{part}") as folder:
-            parts[part](report, harness.Headrace(sys.argv[1], folder), folder)
+            parts[part](report, harness.Headrace(sys.argv[1]), folder)
     report.finish()
 
 

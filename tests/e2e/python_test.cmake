@@ -13,5 +13,5 @@ function(headrace_python_test name script)
     COMMAND Python3::Interpreter -B ${script} $<TARGET_FILE:headrace> ${arg_ARGUMENTS}
     WORKING_DIRECTORY "${CMAKE_CURRENT_BINARY_DIR}")
   set_tests_properties(${name} PROPERTIES
-    TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77 LABELS "e2e;${arg_LABELS}")
+    TIMEOUT ${arg_TIMEOUT} SKIP_RETURN_CODE 77 PROCESSORS 2 LABELS "e2e;${arg_LABELS}")
 endfunction()

@@ -108,7 +108,7 @@ def compare_weights(report, found, wanted):
         if rest > WEIGHT_ABSOLUTE or key_bias > KEY_BIAS_ABSOLUTE:
             problems.append(f"{name}: {rest:.3g} off, key bias {key_bias:.3g}")
     report.check(
-        f"weights within {WEIGHT_ABSOLUTE:g}: {worst:.3g} off at most (key bias {worst_key_bias:.3g})",
+        f"weights within {WEIGHT_ABSOLUTE:g}: at most {worst:.3g} off, key bias {worst_key_bias:.3g}",
         not problems,
         "\n".join(problems),
     )
@@ -135,6 +135,27 @@ def compare_frozen(report, run, case, found, final):
     still = [name for name in final if name not in frozen]
     same = [name for name in still if found[name].data == start[name].as_f32()]
     report.check(f"the other {len(still)} tensors moved", not same, same)
+
+
+def compare_state(report, told, frozen, final):
+    """The store has m and v for what is trained, and nothing for what is not."""
+    units = {}  # index: bytes of parameters, bytes of state
+    for extent in told["extents"]:
+        sums = units.setdefault(extent["unit"], {"param": 0, "state": 0})
+        sums[extent["kind"]] += extent["payload_bytes"]
+    trained = 8 * sum(t.count() for name, t in final.items() if name not in frozen)
+    stored = sum(sums["state"] for sums in units.values())
+    whole = 2 * sum(sums["param"] for sums in units.values())
+    fact = f"state of {stored} bytes in the store: all {trained} of what is trained"
+    report.check(fact, trained <= stored <= whole, units)
+    if frozen:
+        report.check(f"less than the {whole} without frozen tensors", stored < whole, units)
+    # Units in the model's order: embedding, blocks, head.
+    for block in range(len(units) - 2):
+        tensors = [name for name in final if f".h.{block}." in name or f".layers.{block}." in name]
+        if all(name in frozen for name in tensors):
+            fact = f"block {block} is frozen as a whole and has no state"
+            report.equal(fact, units[block + 1]["state"], 0)
 
 
 def compare_config(report, case, exported):
@@ -178,7 +199,7 @@ def run_case(report, binary, case, placement):
     expected = json.loads((case / "expected.json").read_text())["steps"]
     final = harness.read_safetensors(case / "final.safetensors")
     with harness.scratch(report, "golden") as folder:
-        headrace = harness.Headrace(binary, folder)
+        headrace = harness.Headrace(binary)
         config = folder / "run.toml"
         harness.write_toml(config, settings(case, run, placement, folder))
         words = least_memory(report, headrace, config) if placement == "nvme" else []
@@ -189,6 +210,8 @@ def run_case(report, binary, case, placement):
         found = harness.exported(headrace, folder / "run", folder / "out")
         compare_weights(report, found, final)
         compare_frozen(report, run, case, found, final)
+        told = harness.must(headrace.run("inspect", folder / "run", "--json")).json()
+        compare_state(report, told, frozen_names(run, final), final)
         compare_config(report, case, folder / "out")
 
 

@@ -7,8 +7,9 @@ run.json (every setting), expected.json (each step's loss, gradient norm and lea
 final.safetensors (weights after the last step). README.md states the rules that both sides follow.
 
 The training below runs twice, in float32 and in float64. The float32 run is what the engine is
-compared with; its distance from the float64 run must stay well inside the tolerances of
-golden_test.py, or the case would test rounding noise and is refused here.
+compared with. An element whose first gradients are as small as eps turns rounding noise into a step
+of Adam; a run in which float32 is far from float64 has such an element, so the first seed without
+one is taken.
 """
 
 import argparse
@@ -26,12 +27,10 @@ from safetensors.torch import load_file, save_file
 
 HERE = pathlib.Path(__file__).resolve().parent
 
-# What golden_test.py allows, and the part of it that float32 itself may use up.
-LOSS_ABSOLUTE = 5e-6
-NORM_RELATIVE = 1e-5
-WEIGHT_ABSOLUTE = 2e-5
-KEY_BIAS_ABSOLUTE = 2e-4
-PART_FOR_ROUNDING = 0.4
+# How far float32 may be from float64: a tenth of what golden_test.py allows for weights, a fifth of
+# what it allows for GPT-2's key bias, less than half for losses and norms.
+NOISE_MAX = {"loss": 2e-6, "grad_norm": 4e-6, "weight": 2e-6, "key_bias": 4e-5}
+SEEDS_MAX = 20
 
 DEFAULTS = {
     "micro_batch": 2,
@@ -91,7 +90,7 @@ CASES = {
     ),
     "gpt2-untied-linear": (
         lambda: gpt2(tie_word_embeddings=False, vocab_size=80, n_inner=40),
-        {"schedule": "linear", "warmup_steps": 3, "min_lr": 5e-5, "steps": 10},
+        {"schedule": "linear", "warmup_steps": 3, "min_lr": 5e-5, "steps": 10, "lr": 5e-4},
         {"rename": strip_prefix},
     ),
     "gpt2-groups-frozen": (
@@ -114,12 +113,12 @@ CASES = {
     ),
     "gpt2-frozen-vocabulary": (
         lambda: gpt2(),
-        {"groups": [{"match": ["*.wte.weight", "transformer.h.1.*"], "frozen": True}]},
+        {"lr": 5e-4, "groups": [{"match": ["*.wte.weight", "transformer.h.1.*"], "frozen": True}]},
         {},
     ),
     "gpt2-unclipped-norm": (
         lambda: gpt2(vocab_size=67, n_head=4),
-        {"clip": 100.0, "micro_batch": 1, "seq_len": 23, "steps": 6},
+        {"clip": 100.0, "micro_batch": 1, "seq_len": 23, "steps": 6, "lr": 4e-4},
         {},
     ),
     "llama-untied-gqa": (
@@ -290,18 +289,6 @@ def rounding_noise(single, double, single_weights, double_weights):
     return noise
 
 
-def refuse_noise(name, noise):
-    limits = {
-        "loss": LOSS_ABSOLUTE,
-        "grad_norm": NORM_RELATIVE,
-        "weight": WEIGHT_ABSOLUTE,
-        "key_bias": KEY_BIAS_ABSOLUTE,
-    }
-    for key, limit in limits.items():
-        if noise[key] > PART_FOR_ROUNDING * limit:
-            raise SystemExit(f"{name}: rounding alone moves {key} by {noise[key]:.3g} of {limit:g}")
-
-
 def write_model(folder, config, store):
     model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager")
     for parameter in model.parameters():
@@ -311,27 +298,39 @@ def write_model(folder, config, store):
     (folder / "generation_config.json").unlink(missing_ok=True)
 
 
-def make_case(name, out):
+def train_from(folder, tokens, run, dtype):
+    model = load_model(folder, dtype)
+    steps = train(model, torch.from_numpy(tokens).long(), run)
+    return steps, weights_of(model)
+
+
+def write_start(folder, name, seed):
+    """Weights and tokens; returns the tokens."""
     make_config, changes, store = CASES[name]
-    seed = sum(ord(letter) * (place + 1) for place, letter in enumerate(name))
-    torch.manual_seed(seed)
-    run = {**DEFAULTS, **changes}
-    folder = out / name
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
+    torch.manual_seed(seed)
     config = make_config()
     write_model(folder / "hf", config, store)
-    tokens = make_tokens(run, config.vocab_size, seed)
+    tokens = make_tokens({**DEFAULTS, **changes}, config.vocab_size, seed)
     write_tokens(folder / "tokens.bin", tokens)
+    return tokens
 
-    results = {}
-    for dtype in (torch.float32, torch.float64):
-        model = load_model(folder / "hf", dtype)
-        steps = train(model, torch.from_numpy(tokens).long(), run)
-        results[dtype] = (steps, weights_of(model))
-    steps, weights = results[torch.float32]
-    noise = rounding_noise(steps, results[torch.float64][0], weights, results[torch.float64][1])
-    refuse_noise(name, noise)
+
+def make_case(name, out):
+    _, changes, store = CASES[name]
+    run = {**DEFAULTS, **changes}
+    folder = out / name
+    for seed in range(SEEDS_MAX):
+        tokens = write_start(folder, name, seed)
+        steps, weights = train_from(folder / "hf", tokens, run, torch.float32)
+        exact_steps, exact_weights = train_from(folder / "hf", tokens, run, torch.float64)
+        noise = rounding_noise(steps, exact_steps, weights, exact_weights)
+        if all(noise[key] <= limit for key, limit in NOISE_MAX.items()):
+            break
+        print(f"{name}: seed {seed} is ill-conditioned: {noise}")
+    else:
+        raise SystemExit(f"{name}: no seed of {SEEDS_MAX} is well-conditioned")
 
     if "rename" in store:
         file = folder / "hf" / "model.safetensors"
@@ -340,6 +339,7 @@ def make_case(name, out):
     expected = {
         "torch": torch.__version__,
         "transformers": transformers.__version__,
+        "seed": seed,
         "float32_against_float64": noise,
         "steps": steps,
     }
