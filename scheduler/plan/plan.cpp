@@ -291,11 +291,9 @@ std::vector<Way> ways_out(const ModelSpec& model, const PlanSettings& settings) 
       raised.sets +=
           fmt::format(" --set tiers.device_memory=\"{}\"", mebibytes(plan.device_arena_bytes));
     }
+    // The CPU's separate arena comes out of the same memory.
     const bool possible =
-        raised.settings.host_memory_bytes + (raised.settings.separate_device
-                                                 ? raised.settings.device_memory_bytes.value_or(0)
-                                                 : 0) <=
-        settings.host_available_bytes;
+        plan.host_arena_bytes + plan.device_arena_bytes <= base.settings.host_available_bytes;
     if (possible) {
       ways.push_back(raised);
     }

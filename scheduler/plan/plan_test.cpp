@@ -344,6 +344,19 @@ TEST(Plan, ARunThatDoesNotFitIsRefusedWithAHintThatWorks) {
   EXPECT_TRUE(make_plan(model, settings, {})) << hint;
 }
 
+TEST(Plan, OnlyTheBudgetThatIsTooSmallIsInTheHint) {
+  PlanSettings settings = roomy();
+  settings.host_memory_bytes = settings.host_available_bytes;  // as "auto" resolves
+  settings.separate_device = true;
+  settings.place = Home::kHost;
+  settings.device_memory_bytes = std::size_t{64} << 10;
+  const auto refused = make_plan(make_model(96, 3, 700, true), settings, {});
+  ASSERT_FALSE(refused);
+  EXPECT_NE(refused.error().hint.find("--set tiers.device_memory="), std::string::npos)
+      << refused.error().hint;
+  EXPECT_EQ(refused.error().hint.find("host_memory"), std::string::npos) << refused.error().hint;
+}
+
 TEST(Plan, MoreHostMemoryNeverMeansMoreBytesOverNvme) {
   const ModelSpec model = make_model(256, 6, 3000, false, 1);
   std::uint64_t before = ~std::uint64_t{0};
