@@ -119,7 +119,13 @@ Result<DataFile> DataFile::open_at(int directory, const char* name, std::string 
       return usage_error(fmt::format("nvme tier: cannot use '{}'", file.path_))
           .with_why("it is a symbolic link, and links are not followed out of a store");
     }
-    return errno_error(fmt::format("nvme tier: cannot open '{}'", file.path_), errno);
+    const int reason = errno;
+    Error error = errno_error(fmt::format("nvme tier: cannot open '{}'", file.path_), reason);
+    if (reason == ENOSPC || reason == EDQUOT) {
+      error.code = ExitCode::kDoesNotFit;
+      error.hint = "free space there, or use another folder";
+    }
+    return error;
   }
 
   struct stat info {};

@@ -410,6 +410,32 @@ TEST_F(IoEngineTest, AFaultWhileACapHoldsATransferBackEndsIt) {
   EXPECT_FALSE(engine->lane(0).drain().has_value());
 }
 
+TEST_F(IoEngineTest, AFailingBodyEndsATransferThatHasNothingInFlight) {
+  // At this cap a page takes 40 ms: the first lane waits for its time when the second one fails.
+  const auto engine = make_engine(
+      runtime_, *store_, {.lanes = 2, .request_bytes_max = kPageBytes, .write_bytes_per_s = 100e3});
+  const PageBuffer memory = pages(store_->place(kLargeState).payload_bytes);
+  engine->lane(0).write(kLargeState, memory.bytes(), 1, 0);
+  engine->lane(1).submit({.name = "fail"}, []() -> Status { return operating_error("planted"); });
+  EXPECT_FALSE(engine->lane(1).drain().has_value());
+  EXPECT_FALSE(engine->lane(0).drain().has_value());
+  EXPECT_EQ(store_->step_of(kLargeState), -1);
+}
+
+TEST_F(IoEngineTest, AfterAFaultAShortTransferIsNotGoneOnWith) {
+  int completions = 0;
+  Faults faults([&](const IoRequest&, int) {
+    return ++completions == 1 ? -EIO : static_cast<int>(kPageBytes);
+  });
+  const auto engine = make_engine(
+      runtime_, *store_, {.io_depth = 4, .request_bytes_max = 8 * kPageBytes, .faults = &faults});
+  const PageBuffer memory = pages(store_->place(kLargeState).payload_bytes);
+  engine->lane(0).write(kLargeState, memory.bytes(), 1, 0);
+  EXPECT_FALSE(engine->lane(0).drain().has_value());
+  EXPECT_LE(completions, 4);
+  EXPECT_EQ(engine->totals().resubmitted, 0U);
+}
+
 // Lanes write and read extents in an order that events enforce; a model in memory says what each
 // read must find. Completions are cut short, refused and delayed at random.
 TEST_F(IoEngineTest, RandomInterleavingsEqualAModelInMemory) {

@@ -60,17 +60,16 @@ class Undo {
   }
 
   [[nodiscard]] Result<DataFile> make_data() {
-    Result<DataFile> file = DataFile::open_at(
+    data_made_ = true;  // or perhaps not: what is not there need not be removed
+    return DataFile::open_at(
         store_.fd.get(), kDataName, store_.path + "/" + kDataName, DataFile::Mode::kCreate);
-    data_made_ = file.has_value();
-    return file;
   }
 
   void keep() { kept_ = true; }
 
  private:
   void warn_if_failed(int result) const {
-    if (result != 0) {
+    if (result != 0 && errno != ENOENT) {
       log_warning(
           fmt::format("nvme tier: something of an unfinished store stays in '{}' (errno {})",
                       folder_.path,

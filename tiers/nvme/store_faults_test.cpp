@@ -1,5 +1,6 @@
 // What damages a store or keeps one from being made, done for real: each is found, named, has its
 // exit code, and leaves nothing broken behind.
+#include <fcntl.h>
 #include <gtest/gtest.h>
 
 #include <array>
@@ -8,6 +9,7 @@
 #include <fstream>
 
 #include "tiers/nvme/format.hpp"
+#include "tiers/nvme/io_engine.hpp"
 #include "tiers/nvme/store.hpp"
 #include "tiers/nvme/test_support.hpp"
 
@@ -343,17 +345,47 @@ TEST(StoreFaults, AWriteThatFailsLeavesTheStoreUsable) {
   HEADRACE_EXPECT_OK(store->commit({.step = 2}));
 }
 
+// Administration of the system, which only root may do and only some systems have.
+bool run(const std::string& command) {
+  const std::string line = "PATH=$PATH:/usr/sbin:/sbin; " + command + " >/dev/null 2>&1";
+  return ::geteuid() == 0 && std::system(line.c_str()) == 0;  // NOLINT(cert-env33-c)
+}
+
+// lower + upper -> merged, below a folder.
+class MountedOverlay {
+ public:
+  explicit MountedOverlay(const std::string& base) : mount_point_(base + "/merged") {
+    mounted_ = run("mount -t overlay overlay -o 'lowerdir=" + base + "/lower,upperdir=" + base +
+                   "/upper,workdir=" + base + "/work' '" + mount_point_ + "'");
+  }
+
+  MountedOverlay(const MountedOverlay&) = delete;
+  MountedOverlay& operator=(const MountedOverlay&) = delete;
+
+  ~MountedOverlay() {
+    if (mounted_) {
+      EXPECT_TRUE(run("umount -l '" + mount_point_ + "'"));
+    }
+  }
+
+  [[nodiscard]] bool mounted() const { return mounted_; }
+
+ private:
+  std::string mount_point_;
+  bool mounted_ = false;
+};
+
 // A small ext4 of its own, mounted on a folder; needs root and loop devices.
 class LoopFilesystem {
  public:
-  explicit LoopFilesystem(const std::string& folder, int mebibytes)
+  explicit LoopFilesystem(const std::string& folder, int mebibytes, const char* options = "loop")
       : mount_point_(folder + "/mount") {
     const std::string image = folder + "/image";
     fs::create_directory(mount_point_);
     std::ofstream(image, std::ios::binary) << "";
     fs::resize_file(image, static_cast<std::uintmax_t>(mebibytes) << 20U);
-    mounted_ = ::geteuid() == 0 && run("mkfs.ext4 -q -m 0 '" + image + "'") &&
-               run("mount -o loop '" + image + "' '" + mount_point_ + "'");
+    mounted_ = run("mkfs.ext4 -q -m 0 '" + image + "'") &&
+               run("mount -o " + std::string(options) + " '" + image + "' '" + mount_point_ + "'");
   }
 
   LoopFilesystem(const LoopFilesystem&) = delete;
@@ -374,12 +406,6 @@ class LoopFilesystem {
   }
 
  private:
-  static bool run(const std::string& command) {
-    // NOLINTNEXTLINE(cert-env33-c,concurrency-mt-unsafe)
-    return std::system(("PATH=$PATH:/usr/sbin:/sbin; " + command + " >/dev/null 2>&1").c_str()) ==
-           0;
-  }
-
   std::string mount_point_;
   bool mounted_ = false;
 };
@@ -398,9 +424,12 @@ TEST(StoreFaults, ADiskThatIsFullIsFoundAtCreateAndNotAtWrites) {
 
   const auto store = make_store(disk.path() + "/s");
   ASSERT_NE(store, nullptr);
-  std::ofstream filler(disk.path() + "/filler", std::ios::binary);
-  const std::string block(1U << 16U, 'x');
-  while (filler.write(block.data(), static_cast<std::streamsize>(block.size())).flush()) {
+  const UniqueFd filler = open_file(disk.path() + "/filler", O_WRONLY | O_CREAT).value();
+  off_t filled = 0;
+  for (off_t part = off_t{1} << 20U; part >= off_t{kPageBytes}; part /= 2) {
+    while (::fallocate(filler.get(), 0, filled, part) == 0) {
+      filled += part;
+    }
   }
   EXPECT_EQ(create_error(auto_options(disk.path() + "/t")).code, ExitCode::kDoesNotFit);
   write_all_extents(*store, 1);
@@ -437,6 +466,72 @@ TEST(StoreFaults, AReadOnlyFilesystemIsSaidToBeOne) {
     expect_holds(**reader, all_extents(**reader)[1], 1);
   }
   ASSERT_TRUE(disk.remount("rw"));
+}
+
+TEST(StoreFaults, WithoutDirectIoAStoreIsRefusedOrBufferedAsAsked) {
+  const TestFolder folder;
+  // ext4 has no direct I/O where it journals data.
+  const LoopFilesystem disk(folder.path(), 24, "loop,data=journal");
+  if (!disk.mounted()) {
+    GTEST_SKIP() << "needs root, loop devices and ext4";
+  }
+  StoreOptions options = auto_options(disk.path() + "/s");
+  options.direct_io_required = true;
+  const Result<std::unique_ptr<Store>> direct = Store::create(options, small_contents());
+  if (direct) {
+    GTEST_SKIP() << "this kernel has direct I/O here";
+  }
+  EXPECT_EQ(direct.error().code, ExitCode::kOperating);
+  expect_contains(direct.error().what, "direct I/O");
+  expect_contains(direct.error().hint, "tiers.direct_io = \"auto\"");
+  EXPECT_FALSE(fs::exists(disk.path() + "/s"));
+
+  auto store = make_store(disk.path() + "/s");
+  ASSERT_NE(store, nullptr);
+  EXPECT_FALSE(store->direct_io());
+  write_all_extents(*store, 1);
+  HEADRACE_EXPECT_OK(store->commit({.step = 1}));
+  HEADRACE_EXPECT_OK(store->mark_dirty());
+  {
+    Runtime runtime;
+    const auto engine = IoEngine::create(runtime, *store, {.lanes = 2}).value();
+    const ExtentKey key = all_extents(*store).back();
+    const PageBuffer memory = testing::pages(store->place(key).payload_bytes);
+    testing::fill(memory.bytes(), key, 2);
+    engine->lane(0).write(key, memory.bytes(), 2, 0);
+    engine->lane(0).read(key, memory.bytes(), 1);
+    HEADRACE_EXPECT_OK(engine->lane(0).drain());
+    expect_holds(*store, key, 2);
+  }
+  const std::string id = store->id();
+  store.reset();
+  EXPECT_FALSE(Store::open(disk.path() + "/s", id, Access::kRead, true).has_value());
+  EXPECT_TRUE(open_store(disk.path() + "/s", id).has_value());
+}
+
+TEST(StoreFaults, AnOverlayIsUsedWithAWarning) {
+  const TestFolder folder;
+  for (const char* name : {"lower", "upper", "work", "merged"}) {
+    fs::create_directory(folder.path() + "/" + name);
+  }
+  const std::string& base = folder.path();
+  const MountedOverlay overlay(base);
+  if (!overlay.mounted()) {
+    GTEST_SKIP() << "needs root and overlayfs";
+  }
+  ASSERT_EQ(filesystem_of(base + "/merged").value().kind, FilesystemKind::kOverlay);
+  ::testing::internal::CaptureStderr();
+  const auto store = make_store(base + "/merged/s");
+  expect_contains(::testing::internal::GetCapturedStderr(), "is on an overlay");
+  ASSERT_NE(store, nullptr);
+  write_all_extents(*store, 1);
+  HEADRACE_EXPECT_OK(store->commit({.step = 1}));
+  for (const ExtentKey& key : all_extents(*store)) {
+    expect_holds(*store, key, 1);
+  }
+  const auto second = open_store(base + "/merged/s", store->id());
+  ASSERT_FALSE(second.has_value());
+  expect_contains(second.error().why, "process");
 }
 
 TEST(StoreFaults, AFolderWithoutWritePermissionIsRefused) {

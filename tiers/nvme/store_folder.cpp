@@ -68,6 +68,13 @@ Error writing_error(const std::string& path, int errno_value) {
           .with_hint(
               "give the user who runs headrace the right to write there, or use another "
               "folder");
+    case ENOSPC:
+    case EDQUOT: {
+      Error error = errno_error(cannot_use(path), errno_value);
+      error.code = ExitCode::kDoesNotFit;
+      error.hint = "free space there, or use another folder";
+      return error;
+    }
     default:
       return errno_error(cannot_use(path), errno_value);
   }
