@@ -97,7 +97,8 @@ Result<std::optional<std::int64_t>> Arguments::integer(const std::string& name,
   std::int64_t value = 0;
   if (!parse_whole(*given, value) || value < least) {
     return usage_error(
-        fmt::format("{}: '{}' is not a whole number of at least {}", name, *given, least));
+               fmt::format("{}: '{}' is not a whole number of at least {}", name, *given, least))
+        .with_hint(fmt::format("as in {} {}", name, std::max<std::int64_t>(least, 1)));
   }
   return std::optional(value);
 }
@@ -109,7 +110,8 @@ Result<std::optional<double>> Arguments::number(const std::string& name, double 
   }
   double value = 0;
   if (!parse_whole(*given, value) || !std::isfinite(value) || value < least) {
-    return usage_error(fmt::format("{}: '{}' is not a number of at least {}", name, *given, least));
+    return usage_error(fmt::format("{}: '{}' is not a number of at least {}", name, *given, least))
+        .with_hint(fmt::format("as in {} 0.8", name));
   }
   return std::optional(value);
 }

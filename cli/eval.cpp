@@ -38,7 +38,8 @@ Result<train::EvaluatedModel> evaluate_model(const Arguments& arguments) {
   }
   HEADRACE_ASSIGN(const std::optional<std::int64_t> seq_len, arguments.integer("--seq-len", 1));
   if (!arguments.has("--data") || !seq_len) {
-    return usage_error("eval: --model needs --data FILE and --seq-len N");
+    return usage_error("eval: --model needs --data FILE and --seq-len N")
+        .with_hint("as in headrace eval --model DIR --data corpus.txt --seq-len 256");
   }
   return train::evaluate_directory(
       {.dir = *arguments.text("--model"), .data = arguments.all("--data"), .seq_len = *seq_len});

@@ -1,6 +1,8 @@
 // headrace generate: continues a prompt, to standard output as it goes.
 #include "train/generate.hpp"
 
+#include <fmt/format.h>
+
 #include "cli/command.hpp"
 #include "train/interrupt.hpp"
 
@@ -42,7 +44,9 @@ Result<train::GenerateRequest> request_of(const Arguments& arguments) {
   HEADRACE_ASSIGN(request.sampler.top_k, arguments.integer("--top-k", 1));
   HEADRACE_ASSIGN(request.sampler.top_p, arguments.number("--top-p", 0));
   if (request.sampler.top_p && (*request.sampler.top_p <= 0 || *request.sampler.top_p > 1)) {
-    return usage_error("--top-p: a probability above 0, at most 1");
+    return usage_error(
+               fmt::format("--top-p: {} is not a probability above 0", *request.sampler.top_p))
+        .with_hint("as in --top-p 0.9; 1 keeps every token");
   }
   HEADRACE_ASSIGN(const auto seed, arguments.integer("--seed", 0));
   request.sampler.seed = seed ? static_cast<std::uint64_t>(*seed) : request.sampler.seed;

@@ -131,7 +131,8 @@ Result<EvalResult> evaluate(exec::Executor& executor,
   double sum = 0;
   for (std::int64_t index = 0; index < loader.batches(); ++index) {
     if (stop_on_interrupt && interrupt_requested()) {
-      return make_error(ExitCode::kInterrupted, "interrupted");
+      return make_error(ExitCode::kInterrupted, "interrupted")
+          .with_why("SIGINT or SIGTERM came before the end");
     }
     HEADRACE_TRY(loader.fill(index, batch));
     exec::StepInputs inputs;

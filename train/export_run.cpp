@@ -40,7 +40,8 @@ Result<Exported> export_run(const ExportRequest& request) {
       std::span(reinterpret_cast<float*>(arena->data()), kExportBufferBytes / sizeof(float));
   target.read = [&](int unit, std::int64_t begin, std::span<float> out) -> Status {
     if (interrupt_requested()) {
-      return make_error(ExitCode::kInterrupted, "interrupted");
+      return make_error(ExitCode::kInterrupted, "interrupted")
+          .with_why("SIGINT or SIGTERM came before the end; nothing was written");
     }
     return weights->read(spec, unit, begin, out);
   };

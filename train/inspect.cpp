@@ -133,10 +133,11 @@ Status check_metrics(const RunPaths& paths, std::int64_t step) {
     return {};
   }
   return corrupt_error(
-      fmt::format("metrics: '{}' has no row of step {}, the commit's; the last is {}",
-                  paths.metrics(),
-                  step,
-                  last));
+             fmt::format("metrics: '{}' has no row of step {}, the commit's; the last is {}",
+                         paths.metrics(),
+                         step,
+                         last))
+      .with_hint("the file was changed since; restore it from a copy");
 }
 
 Status check_records(const Opened& opened) {
@@ -149,7 +150,8 @@ Status check_records(const Opened& opened) {
     return corrupt_error(fmt::format("the commit of '{}' names two steps: {} and {}",
                                      store.path(),
                                      store.last_commit()->step,
-                                     state.step));
+                                     state.step))
+        .with_hint("restore the store from a copy, or start again with --overwrite");
   }
   return opened.run ? check_metrics(*opened.run, state.step) : Status();
 }

@@ -80,7 +80,8 @@ class Pass {
       return errno_error("probe: direct I/O failed", error_.load());
     }
     if (wrong_.load()) {
-      return corrupt_error("probe: the drive read back something else than was written");
+      return corrupt_error("probe: the drive read back something else than was written")
+          .with_hint("do not use this drive: it loses data");
     }
     blocks_done = std::min(next_.load(), blocks_);
     return static_cast<double>(done_.load() * kBlockBytes) / seconds.count();

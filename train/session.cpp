@@ -69,7 +69,8 @@ class Opener {
   Status look_at_run() {
     Session& session = *session_;
     if (options_.overwrite && options_.resume == ResumeMode::kRequired) {
-      return usage_error("--overwrite and --resume required exclude each other");
+      return usage_error("--overwrite and --resume required exclude each other")
+          .with_why("one drops the commit that the other asks for");
     }
     if (is_directory(session.paths.dir)) {
       HEADRACE_ASSIGN(session.lock, RunLock::take(session.paths.dir));

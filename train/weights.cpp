@@ -127,7 +127,8 @@ class CommittedWeights final : public Weights {
         });
     if (after == tiles.end()) {
       return corrupt_error(
-          fmt::format("the tiles of the store '{}' end before its tensors", store_->path()));
+                 fmt::format("the tiles of the store '{}' end before its tensors", store_->path()))
+          .with_hint("restore the store from a copy");
     }
     const std::pair wanted(unit, static_cast<std::size_t>(after - tiles.begin()));
     if (cached_ == wanted) {
@@ -169,7 +170,8 @@ Status check_tiles(const tiers::nvme::Store& store, const TensorTable& table) {
     return {};
   }
   return corrupt_error(
-      fmt::format("the tensor table of the store '{}' is not of its tiles", store.path()));
+             fmt::format("the tensor table of the store '{}' is not of its tiles", store.path()))
+      .with_hint("restore the store from a copy");
 }
 
 Result<std::unique_ptr<Weights>> open_committed(const std::string& dir) {

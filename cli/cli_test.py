@@ -1,0 +1,427 @@
+"""The command line: what it says, what it writes, and how it ends.
+
+    python3 cli_test.py BINARY [CASE ...]
+
+A table of cases over one small committed run. Numbers of a run are tested elsewhere (tests/).
+"""
+
+import json
+import os
+import pathlib
+import pty
+import re
+import signal
+import subprocess
+import sys
+import time
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tests" / "e2e"))
+import harness
+from harness import INTERRUPTED, OK, OPERATING, USAGE, must
+
+COMMANDS = ["train", "plan", "eval", "generate", "export", "store", "inspect", "verify"]
+STEPS = 6
+CASES = []
+
+
+def case(function):
+    CASES.append(function)
+    return function
+
+
+class World:
+    """A folder with a run of six steps that has a commit."""
+
+    def __init__(self, report, headrace, folder):
+        self.report, self.headrace, self.folder = report, headrace, folder
+        self.text = folder / "corpus.txt"
+        self.text.write_text("".join(f"line {i} of the race, {i * i % 13}\n" for i in range(400)))
+        self.run_dir = folder / "run"
+        self.config = self.write("run", {})
+        must(headrace.run("train", self.config))
+
+    def write(self, name, changes):
+        sections = {
+            "run": {"dir": self.folder / name, "steps": STEPS},
+            "model": {"arch": "gpt2", "layers": 2, "hidden": 32, "heads": 2, "max_seq_len": 64},
+            "data": {"train": [self.text], "tokenizer": "bytes"},
+            "batch": {"micro_batch": 2, "seq_len": 32},
+            "tiers": {"direct_io": "auto"},
+        }
+        for section, keys in changes.items():
+            sections[section] = {**sections.get(section, {}), **keys}
+        return harness.write_toml(self.folder / f"{name}.toml", sections)
+
+    def run(self, *words):
+        return self.headrace.run(*words)
+
+    def fails(self, fact, code, *words, says=()):
+        outcome = self.run(*words)
+        problems = harness.error_problems(outcome, code)
+        problems += "".join(f"\n'{word}' is not named" for word in says if word not in outcome.err)
+        self.report.check(f"{fact}: exit {code}", not problems, f"{problems}\n{outcome}")
+
+
+def options_of(help_text):
+    return sorted(set(re.findall(r"^\s+(--[a-z0-9-]+)", help_text, re.MULTILINE)))
+
+
+# ---- what it says about itself ----
+
+
+@case
+def help_and_version(world):
+    for words in ([], ["--help"]):
+        told = world.run(*words)
+        good = told.code == OK and all(f"\n  {name} " in told.out for name in COMMANDS)
+        world.report.check(f"headrace {' '.join(words)} lists the commands", good, told)
+        first = "headrace plan" in told.out and "headrace train" in told.out
+        world.report.check("and the first two to try", first, told)
+    version = world.run("--version")
+    good = re.fullmatch(r"headrace \d+\.\d+\.\d+\n", version.out)
+    world.report.check("--version", version.code == OK and good, version)
+    world.fails("an unknown command", USAGE, "bench", says=COMMANDS)
+
+
+@case
+def help_of_commands(world):
+    page = (ROOT / "docs" / "cli.md").read_text()
+    sections = dict(re.findall(r"^## headrace (\w+)\n(.*?)(?=^## |\Z)", page, re.M | re.S))
+    common = {"--help", "--json", "--output", "--verbose"}
+    world.report.equal("docs/cli.md has every command", sorted(sections), sorted(COMMANDS))
+    for name in COMMANDS:
+        told = must(world.run(name, "--help"))
+        options = set(options_of(told.out))
+        world.report.check(f"{name} --help lists the common options", common <= options, told)
+        documented = set(re.findall(r"^\| `(--[a-z0-9-]+)", sections.get(name, ""), re.M))
+        world.report.equal(f"{name}: docs/cli.md has its options", documented, options - common)
+
+
+@case
+def bad_arguments(world):
+    model = ["--model", world.run_dir]
+    world.fails("an unknown option", USAGE, "plan", world.config, "--fast", says=["--fast"])
+    world.fails("a short option", USAGE, "plan", world.config, "-v")
+    world.fails("a file too many", USAGE, "plan", world.config, world.config)
+    world.fails("a choice that is none", USAGE, "train", world.config, "--resume", "maybe")
+    words = ["train", world.config, "--resume", "required", "--overwrite"]
+    world.fails("a contradiction", USAGE, *words, says=["--overwrite"])
+    world.fails("no prompt", USAGE, "generate", *model, says=["--prompt"])
+    world.fails("an empty prompt", USAGE, "generate", *model, "--prompt", "", says=["prompt"])
+    for option, value in (
+        ("--tokens", "-1"),
+        ("--tokens", "3x"),
+        ("--temperature", "nan"),
+        ("--top-k", "0"),
+        ("--top-p", "1.5"),
+        ("--seed", "1.5"),
+    ):
+        words = ["generate", *model, "--prompt", "a", option, value]
+        world.fails(f"{option} {value}", USAGE, *words, says=[option])
+    world.fails("eval of nothing", USAGE, "eval", says=["RUN.toml"])
+    world.fails("eval without data", USAGE, "eval", *model, says=["--data", "--seq-len"])
+    words = ["eval", *model, "--data", world.text, "--seq-len", "65"]
+    world.fails("longer than the model's longest", USAGE, *words, says=["65", "64"])
+    world.fails("store without a folder", USAGE, "store", "list", says=["--store"])
+    world.fails("an unknown action", USAGE, "store", "paint", says=["list", "remove"])
+    words = ["store", "remove", "--store", world.run_dir / "store"]
+    world.fails("remove without an id", USAGE, *words, says=["ID"])
+    world.fails("a dtype that is none", USAGE, "export", world.run_dir, "o", "--dtype", "f8")
+
+
+# ---- results ----
+
+
+def result_words(world):
+    """One call of every command that succeeds."""
+    model = ["--model", world.run_dir]
+    return {
+        "train, complete": ["train", world.config],
+        "train": ["train", world.write("json", {})],
+        "plan": ["plan", world.config],
+        "eval of a run": ["eval", world.config],
+        "eval of a directory": ["eval", *model, "--data", world.text, "--seq-len", "16"],
+        "generate": ["generate", *model, "--prompt", "line ", "--tokens", "5"],
+        "export": ["export", world.run_dir, world.folder / "hf"],
+        "store list": ["store", "list", "--store", world.run_dir / "store"],
+        "inspect of a run": ["inspect", world.run_dir],
+        "inspect of a store": ["inspect", next((world.run_dir / "store").iterdir())],
+        "verify of a run": ["verify", world.run_dir],
+        "verify of a store": ["verify", next((world.run_dir / "store").iterdir())],
+    }
+
+
+@case
+def json_results(world):
+    for fact, words in result_words(world).items():
+        told = world.run(*words, "--json")
+        try:
+            document = json.loads(told.out)
+        except json.JSONDecodeError as error:
+            world.report.check(f"{fact} --json is one document", False, f"{error}\n{told}")
+            continue
+        numbers = json.dumps(document)
+        good = told.code == OK and isinstance(document, dict) and document
+        world.report.check(f"{fact} --json is one document", good, told)
+        strings = re.findall(r'": "-?\d+(\.\d+)?"', numbers)
+        world.report.check(f"{fact} --json has numbers as numbers", not strings, strings)
+    trained = world.run("train", world.config, "--json").json()
+    world.report.equal("a complete run says so", trained["status"], "complete")
+
+
+@case
+def output_file(world):
+    target = world.folder / "result"
+    for fact, words in result_words(world).items():
+        if fact == "train":
+            words = ["train", world.write("output", {})]
+        told = world.run(*words, "--output", target)
+        good = told.code == OK and not told.out and target.stat().st_size > 0
+        world.report.check(f"{fact} --output writes there, and only there", good, told)
+        target.unlink()
+    words = ["plan", world.config, "--output", world.folder / "no" / "where"]
+    world.fails("--output that cannot be", OPERATING, *words, says=["no/where"])
+
+
+@case
+def step_lines(world):
+    told = must(world.run("train", world.write("lines", {"log": {"every": 2}})))
+    lines = told.out.splitlines()
+    steps = [int(re.match(r"step\s+(\d+)/6 \| loss ", line).group(1)) for line in lines]
+    world.report.equal("stdout is the step lines, each log.every steps", steps, [2, 4, 6])
+    world.report.equal("metrics have every step", harness.last_step(world.folder / "lines" / "metrics.jsonl"), STEPS)
+    table = all(word in told.err for word in ("| optim.lr ", "| parameters ", "memory", "predicted"))
+    world.report.check("stderr begins with every setting and the plan", table, told)
+    world.report.check("and has no progress where it is no terminal", "\r" not in told.err, told)
+
+
+@case
+def progress_on_a_terminal(world):
+    config = world.write("terminal", {"run": {"steps": 40}})
+    controller, terminal = pty.openpty()
+    process = subprocess.Popen(
+        [world.headrace.binary, "train", str(config)],
+        env=world.headrace.environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        text=True,
+    )
+    os.close(terminal)
+    shown = b""
+    while True:
+        try:
+            part = os.read(controller, 65536)
+        except OSError:
+            break
+        if not part:
+            break
+        shown += part
+    out = process.communicate()[0]
+    os.close(controller)
+    world.report.check("on a terminal, progress is redrawn", b"\r\x1b[Kstep " in shown, shown)
+    world.report.check("and stays out of stdout", "\r" not in out and "step 40/40" in out, out)
+
+
+# ---- commands ----
+
+
+@case
+def resolved_config(world):
+    resolved = world.run_dir / "config.resolved.toml"
+    told = world.run("train", resolved)
+    said = f"complete at step {STEPS}; raise run.steps"
+    world.report.check("config.resolved.toml is the run", told.code == OK and said in told.out, told)
+    told = must(world.run("plan", resolved, "--set", "run.compute_threads=1"))
+    del told
+    told = world.run("train", resolved, "--set", "run.compute_threads=1000")
+    differs = told.code == USAGE and "run.compute_threads" in told.err
+    world.report.check("and compute_threads are recorded in it", differs, told)
+
+
+@case
+def evaluations(world):
+    changes = {"eval": {"fraction": 0.25, "every": 3, "batches": 4}}
+    config = world.write("evaluated", changes)
+    must(world.run("train", config))
+    rows = harness.read_metrics(world.folder / "evaluated" / "metrics.jsonl")
+    having = [int(row["step"]) for row in rows if "eval" in row]
+    world.report.equal("eval.every 3: rows 3 and 6 have an evaluation", having, [3, 6])
+    told = must(world.run("eval", config, "--json")).json()
+    last = json.loads((world.folder / "evaluated" / "metrics.jsonl").read_text().splitlines()[-1])
+    same = told["loss"] == last["eval"]["loss"] and told["tokens"] == last["eval"]["tokens"]
+    world.report.check("headrace eval of the commit gives the same loss", same, (told, last))
+    fresh = world.write("fresh", {})
+    world.fails("eval of a run that has not begun", USAGE, "eval", fresh, says=["no commit"])
+    world.report.check("and makes nothing", not (world.folder / "fresh").exists())
+
+
+@case
+def generation(world):
+    words = ["generate", "--model", world.run_dir, "--prompt", "line 1", "--tokens", "20"]
+    first, again = must(world.run(*words, "--json")), must(world.run(*words, "--json"))
+    world.report.equal("a seed gives one text", first.json(), again.json())
+    other = must(world.run(*words, "--json", "--seed", "2"))
+    world.report.check("another seed another", other.json()["text"] != first.json()["text"])
+    greedy = [*words, "--temperature", "0", "--json"]
+    same = must(world.run(*greedy)).json()["text"] == must(world.run(*greedy, "--seed", "9")).json()["text"]
+    world.report.check("at temperature 0 the seed does not matter", same)
+    exported = world.folder / "for-generation"
+    must(world.run("export", world.run_dir, exported))
+    words[2] = exported
+    told = must(world.run(*words, "--json")).json()
+    world.report.equal("the export generates the same", told["text"], first.json()["text"])
+    words = ["generate", "--model", world.run_dir, "--prompt", "x" * 100, "--tokens", "3", "--json"]
+    told = must(world.run(*words)).json()
+    world.report.equal("a prompt longer than the window slides through it", told["tokens"], 3)
+    none = must(world.run("generate", "--model", world.run_dir, "--prompt", "abc", "--tokens", "0"))
+    world.report.equal("no tokens is the prompt", none.out, "abc\n")
+
+
+@case
+def exports(world):
+    for dtype, name, bytes_ in (("f32", "F32", 4), ("bf16", "BF16", 2), ("f16", "F16", 2)):
+        target = world.folder / f"export-{dtype}"
+        told = must(world.run("export", world.run_dir, target, "--dtype", dtype, "--json")).json()
+        tensors = harness.read_safetensors(target / "model.safetensors")
+        dtypes = {tensor.dtype for tensor in tensors.values()}
+        world.report.equal(f"export as {dtype}", dtypes, {name})
+        size = sum(len(tensor.data) for tensor in tensors.values())
+        world.report.equal(f"of {told['parameters']} parameters", size, told["parameters"] * bytes_)
+    world.fails("export of a model directory", USAGE, "export", target, world.folder / "again")
+    config = world.write("from-export", {})
+    sections = {"model": {"path": world.folder / "export-f32"}, "run": {"dir": world.folder / "tuned", "steps": 1}}
+    text = config.read_text()
+    model = text.index("[model]")
+    tail = text[text.index("[data]") :]
+    config.write_text(
+        f'[run]\ndir = "{sections["run"]["dir"]}"\nsteps = 1\n\n'
+        f'[model]\npath = "{sections["model"]["path"]}"\n\n{tail}'
+    )
+    assert model
+    must(world.run("train", config))
+    first = float(harness.read_metrics(world.folder / "tuned" / "metrics.jsonl")[0]["loss"])
+    begun = float(harness.read_metrics(world.run_dir / "metrics.jsonl")[0]["loss"])
+    world.report.check("training goes on from an export", first < begun, (first, begun))
+
+
+@case
+def stores(world):
+    config = world.write("stored", {"tiers": {"nvme": [world.folder / "nvme"]}})
+    must(world.run("train", config))
+    listed = must(world.run("store", "list", "--store", world.folder / "nvme", "--json")).json()
+    (store,) = listed["stores"]
+    facts = (store["step"], store["dirty"], store["locked"], store["run_dir"])
+    expected = (STEPS, False, False, str(world.folder / "stored"))
+    world.report.equal("store list tells step, state and run", facts, expected)
+    words = ["store", "remove", store["id"], "--store", world.folder / "nvme"]
+    must(world.run(*words))
+    world.report.equal("store remove removes it", list((world.folder / "nvme").iterdir()), [])
+    world.fails("a second time", USAGE, *words, says=[store["id"]])
+    world.fails("its run is not resumed", OPERATING, "train", config, says=[store["id"]])
+
+
+@case
+def machine_profiles(world):
+    text = (pathlib.Path(world.headrace.environment["XDG_CACHE_HOME"]) / "headrace" / "machine.toml").read_text()
+    mine = world.folder / "machine.toml"
+    mine.write_text(re.sub(r'cpu = "', 'cpu = "Another ', text))
+    told = world.run("plan", world.config, "--machine", mine)
+    warned = told.code == OK and "another machine" in told.err
+    world.report.check("a profile of another machine: planned with a warning", warned, told)
+    mine.write_text(text + "speed = 3\n")
+    words = ["plan", world.config, "--machine", mine]
+    world.fails("an unknown key of a profile", USAGE, *words, says=["speed", "machine.toml:"])
+    own = harness.Headrace(world.headrace.binary)
+    own.environment["XDG_CACHE_HOME"] = str(world.folder / "own-cache")
+    cache = world.folder / "own-cache" / "headrace" / "machine.toml"
+    cache.parent.mkdir(parents=True)
+    cache.write_text("cpu = 3\n")
+    told = own.run("plan", world.config)
+    mended = told.code == OK and "measuring again" in told.err and "schema = 1" in cache.read_text()
+    world.report.check("a broken cache is measured again", mended, told)
+
+
+# ---- endings ----
+
+
+@case
+def skipped_steps(world):
+    changes = {
+        "run": {"steps": 60},
+        "optim": {"lr": 1e30, "lr_schedule": "constant", "clip": 0.0},
+    }
+    told = world.run("train", world.write("blown", changes))
+    problems = harness.error_problems(harness.Outcome(told.words, told.code, "", told.err), OPERATING)
+    world.report.check("20 skipped steps in a row: exit 1", not problems, f"{problems}\n{told}")
+    rows = [json.loads(line) for line in (world.folder / "blown" / "metrics.jsonl").read_text().splitlines()]
+    skipped = [row for row in rows if row["skipped"]]
+    fact = f"{len(skipped)} of {len(rows)} rows are skipped, the last 20 of them"
+    world.report.check(fact, len(skipped) >= 20 and all(row["skipped"] for row in rows[-20:]))
+    named = all(row["skipped"]["count"] > 0 and row["skipped"]["tensor"] for row in skipped)
+    world.report.check("each names a tensor and a count", named, skipped[:1])
+    world.report.check("and lines say so", "skipped: NaN or Inf" in told.out, told)
+    state = must(world.run("inspect", world.folder / "blown", "--json")).json()["commit"]
+    counts = (state["step"], state["update_count"])
+    expected = (len(rows), len(rows) - len(skipped))
+    world.report.equal("the commit counts steps and updates apart", counts, expected)
+
+
+@case
+def readers_that_go_away(world):
+    words = ["generate", "--model", world.run_dir, "--prompt", "line", "--tokens", "100000"]
+    process = world.headrace.start(*words)
+    process.stdout.buffer.read(10)
+    process.stdout.close()
+    code = process.wait(timeout=harness.TIMEOUT_S)
+    said = process.stderr.read()
+    process.stderr.close()
+    world.report.check("generate ends when nobody reads", code == OK and not said, (code, said))
+    config = world.write("unread", {"run": {"steps": 200}})
+    process = world.headrace.start("train", config)
+    process.stdout.readline()
+    process.stdout.close()
+    process.stderr.read()
+    code = process.wait(timeout=harness.TIMEOUT_S)
+    process.stderr.close()
+    last = harness.last_step(world.folder / "unread" / "metrics.jsonl")
+    world.report.equal("train goes on to its end", (code, last), (OK, 200))
+
+
+@case
+def interrupts(world):
+    words = ["generate", "--model", world.run_dir, "--prompt", "line", "--tokens", "1000000"]
+    process = world.headrace.start(*words)
+    process.stdout.buffer.read(10)
+    process.send_signal(signal.SIGINT)
+    while process.stdout.buffer.read(65536):
+        pass
+    process.wait(timeout=harness.TIMEOUT_S)
+    process.stdout.close()
+    process.stderr.close()
+    world.report.equal("an interrupted generate", process.returncode, INTERRUPTED)
+    config = world.write("stopped", {"run": {"steps": 1000000}})
+    metrics = world.folder / "stopped" / "metrics.jsonl"
+    told = harness.stop_at(world.headrace, ["train", config, "--json"], metrics, 3)
+    world.report.equal("an interrupted train", told.code, INTERRUPTED)
+    told_steps = told.json()
+    facts = (told_steps["status"], told_steps["step"])
+    world.report.equal("tells where", facts, ("interrupted", harness.last_step(metrics)))
+
+
+def main():
+    report = harness.Report("cli")
+    chosen = sys.argv[2:]
+    begin = time.monotonic()
+    with harness.scratch(report, "cli") as folder:
+        world = World(report, harness.Headrace(sys.argv[1]), folder)
+        for function in CASES:
+            if not chosen or function.__name__ in chosen:
+                print(f"---- {function.__name__}, at {time.monotonic() - begin:.1f} s", flush=True)
+                function(world)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
