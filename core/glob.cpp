@@ -15,6 +15,9 @@ namespace {
 
 namespace fs = std::filesystem;
 
+constexpr std::string_view kPathsHint =
+    "paths in a file are relative to it, those in --set to the working directory";
+
 bool has_wildcard(std::string_view text) {
   return text.find_first_of("*?[") != text.npos;
 }
@@ -121,7 +124,7 @@ Result<std::vector<std::string>> expand_glob(const std::string& pattern) {
         .with_hint(
             is_folder(pattern)
                 ? fmt::format("name its files with a pattern, as in \"{}/**/*.txt\"", pattern)
-                : "");
+                : std::string(kPathsHint));
   }
   const std::vector<std::string> parts = split_parts(pattern);
   Walk walk;
@@ -131,7 +134,8 @@ Result<std::vector<std::string>> expand_glob(const std::string& pattern) {
     return errno_error(fmt::format("cannot expand '{}'", pattern), walk.code.value());
   }
   if (walk.found.empty()) {
-    return operating_error(fmt::format("no file matches '{}'", pattern));
+    return operating_error(fmt::format("no file matches '{}'", pattern))
+        .with_hint(std::string(kPathsHint));
   }
   std::sort(walk.found.begin(), walk.found.end());
   walk.found.erase(std::unique(walk.found.begin(), walk.found.end()), walk.found.end());

@@ -78,7 +78,9 @@ Status HuggingFaceModel::match_tensors() {
   Problems problems;
   std::set<std::string, std::less<>> claimed;
   const auto complain = [&](std::string_view name, const std::string& text) {
-    problems.add(usage_error(fmt::format("'{}': tensor '{}' {}", file_.path(), name, text)));
+    problems.add(usage_error(fmt::format("'{}': tensor '{}' {}", file_.path(), name, text))
+                     .with_hint("config.json and the weights must be of one model; copy both from "
+                                "the same directory"));
   };
   for (const plan::TensorSpec& wanted : all_tensors(architecture_)) {
     const SafetensorsTensor* found = file_.find(wanted.name);
