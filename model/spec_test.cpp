@@ -121,7 +121,7 @@ TEST(Spec, TiedRowsArePiecesOfTheEmbeddingUntiedOnesOfTheHead) {
     EXPECT_EQ(head.tensors.back().name, "lm_head.weight");
     EXPECT_EQ(head.pieces[0].elements, head.tensors.back().offset);
     EXPECT_TRUE(untied.units.front().pieces.empty());
-    EXPECT_EQ(untied.parameters(), tied.parameters() + std::int64_t{300 * 48});
+    EXPECT_EQ(untied.parameters(), tied.parameters() + std::int64_t{300} * 48);
   }
 }
 
@@ -200,7 +200,8 @@ TEST(Spec, FrozenTensorsAreMarkedAndLieOnPagesOfTheirOwn) {
   EXPECT_TRUE(bias.frozen);
   EXPECT_EQ(bias.offset % plan::kPageElements, 0);
   EXPECT_FALSE(tensor_of(spec, "lm_head.weight").frozen);
-  EXPECT_EQ(spec.parameters() - spec.trainable_parameters(), std::int64_t{300 * 48 + 3 * 144});
+  EXPECT_EQ(spec.parameters() - spec.trainable_parameters(),
+            std::int64_t{300} * 48 + std::int64_t{3} * 144);
 }
 
 TEST(Spec, WhatCannotBeTrainedIsAUsageErrorThatSaysWhy) {

@@ -43,7 +43,8 @@ inline std::vector<float> random_floats(std::mt19937_64& random, std::int64_t co
 }
 
 inline bool same_bits(std::span<const float> a, std::span<const float> b) {
-  return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size_bytes()) == 0;
+  return a.size() == b.size() &&
+         (a.empty() || std::memcmp(a.data(), b.data(), a.size_bytes()) == 0);
 }
 
 // Largest difference, relative to the largest expected magnitude.
