@@ -13,6 +13,7 @@ import json
 import math
 import os
 import pathlib
+import random
 import re
 import shutil
 import signal
@@ -107,7 +108,8 @@ class Headrace:
             env=self.environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
             timeout=timeout_s,
         )
         return Outcome(words, done.returncode, done.stdout, done.stderr)
@@ -121,7 +123,8 @@ class Headrace:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
-            text=True,
+            encoding="utf-8",
+            errors="backslashreplace",
         )
 
 
@@ -135,23 +138,31 @@ def must(outcome, code=OK):
     return outcome
 
 
-def stop_at(headrace, words, metrics, step, number=signal.SIGINT, timeout_s=TIMEOUT_S):
+def stop_at(headrace, words, metrics, step, number=signal.SIGINT, delay_s=0.0):
     """Starts a run, sends the signal once metrics.jsonl holds `step`, and waits for the end."""
     process = headrace.start(*words)
-    deadline = time.monotonic() + timeout_s
+    deadline = time.monotonic() + TIMEOUT_S
     try:
         while process.poll() is None and last_step(metrics) < step:
             if time.monotonic() > deadline:
-                raise Broken(f"no step {step} in {metrics} after {timeout_s} s")
+                raise Broken(f"no step {step} in {metrics} after {TIMEOUT_S} s")
             time.sleep(0.002)
+        time.sleep(delay_s)
         if process.poll() is None:
             process.send_signal(number)
-        out, err = process.communicate(timeout=timeout_s)
+        out, err = process.communicate(timeout=TIMEOUT_S)
     finally:
         if process.poll() is None:
             process.kill()
             process.communicate()
     return Outcome([headrace.binary, *words], process.returncode, out, err)
+
+
+def seeded_random():
+    """Prints its seed, and takes it back from HEADRACE_SEED."""
+    seed = int(os.environ.get("HEADRACE_SEED", "") or time.time_ns() % 1000000)
+    print(f"      HEADRACE_SEED={seed}", flush=True)
+    return random.Random(seed)
 
 
 # ---- TOML ----

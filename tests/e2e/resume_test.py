@@ -46,9 +46,9 @@ class Run:
     def train(self, *words):
         return self.headrace.run("train", self.config, *words)
 
-    def stop_at(self, step, number, *words):
+    def stop_at(self, step, number, *words, delay_s=0.0):
         words = ["train", str(self.config), *words]
-        return harness.stop_at(self.headrace, words, self.metrics, step, number)
+        return harness.stop_at(self.headrace, words, self.metrics, step, number, delay_s)
 
     def rows(self):
         return harness.read_metrics(self.metrics)
@@ -165,6 +165,62 @@ def check_kill(report, headrace, folder, whole):
     report.equal("and the old store is gone", len(stores), 1)
 
 
+def check_kill_instants(report, headrace, folder, whole):
+    """Killed at any instant, a run goes on with the same bits or says why it cannot."""
+    random = harness.seeded_random()
+    weights, resumed, refused = whole.weights(), 0, 0
+    for index in range(9):
+        place, committed = (("host", True), ("nvme", True), ("nvme", False))[index % 3]
+        run = Run(headrace, folder, f"instant{index}", {"tiers": {"place": place}})
+        if committed:
+            must(run.stop_at(2, signal.SIGINT), harness.INTERRUPTED)
+        # From the start of the process to beyond the final commit.
+        step, delay_s = random.choice((0, STEPS // 2, STEPS - 1, STEPS)), random.random() * 0.05
+        run.stop_at(step, signal.SIGKILL, delay_s=delay_s)
+        fact = f"{place}: killed {delay_s * 1000:.1f} ms after step {step}"
+        before = run.fingerprint()
+        again = run.train()
+        if again.code != harness.OK:
+            refused += 1
+            problems = harness.error_problems(again, harness.OPERATING)
+            report.check(f"{fact}: refused", not problems, f"{problems}\n{again}")
+            same_files(report, f"{fact}: left as it is", before, run.fingerprint())
+            continue
+        resumed += 1
+        difference = harness.first_difference(run.rows(), whole.rows())
+        difference = difference or harness.same_tensors(run.weights(), weights)
+        report.check(f"{fact}: equal metrics and weights", not difference, difference)
+    print(f"      {resumed} went on, {refused} were refused", flush=True)
+
+
+def check_early_signals(report, headrace, folder, whole):
+    """A signal before the first step, wherever the start is by then."""
+    run = Run(headrace, folder, "early")
+    for delay_ms in (1, 5, 10, 20, 40, 80):
+        stopped = run.stop_at(0, signal.SIGINT, delay_s=delay_ms / 1000)
+        fact = f"SIGINT {delay_ms} ms after the start ends it"
+        codes = (harness.INTERRUPTED, -signal.SIGINT, harness.OK)
+        report.check(fact, stopped.code in codes, stopped)
+    must(run.train())
+    difference = harness.first_difference(run.rows(), whole.rows())
+    report.check("and does not change what comes of it", not difference, difference)
+    left = list((folder / "early-nvme").iterdir())
+    report.equal("and leaves one store", len(left), 1)
+
+
+def check_moved(report, headrace, folder, whole):
+    """A run with its store in its own folder may be moved."""
+    run = Run(headrace, folder, "moved", {"tiers": {"nvme": [folder / "moved" / "store"]}})
+    must(run.stop_at(5, signal.SIGINT), harness.INTERRUPTED)
+    target = folder / "elsewhere"
+    run.dir.rename(target)
+    run.dir, run.metrics = target, target / "metrics.jsonl"
+    words = ["--set", f"run.dir={target}", "--set", f'tiers.nvme=["{target}/store"]']
+    must(run.train("--resume", "required", *words))
+    difference = harness.first_difference(run.rows(), whole.rows())
+    report.check("a moved run goes on", not difference, difference)
+
+
 def check_differences(report, run):
     """Keys that make the numbers must match the commit's; all that differ are named."""
     before = run.fingerprint()
@@ -248,7 +304,7 @@ def check_raised(report, headrace, folder):
 
 def check_two_at_once(report, headrace, folder):
     """A second process on a run that is under way is refused, and the first is not disturbed."""
-    run = Run(headrace, folder, "busy", {"run": {"steps": 100}})
+    run = Run(headrace, folder, "busy", {"run": {"steps": 100000}})
     process = headrace.start("train", run.config)
     try:
         while process.poll() is None and harness.last_step(run.metrics) < 1:
@@ -257,6 +313,17 @@ def check_two_at_once(report, headrace, folder):
         problems = harness.error_problems(refused, harness.OPERATING)
         fact = "a second process on one run is refused"
         report.check(fact, not problems, f"{problems}\n{refused}")
+        (store,) = (folder / "busy-nvme").iterdir()
+        others = {
+            "export": ["export", run.dir, folder / "busy-out"],
+            "verify": ["verify", run.dir],
+            "store remove": ["store", "remove", store.name, "--store", store.parent],
+        }
+        for name, words in others.items():
+            refused = headrace.run(*words)
+            problems = harness.error_problems(refused, harness.OPERATING)
+            fact = f"{name} of a run under way is refused"
+            report.check(fact, not problems, f"{problems}\n{refused}")
         process.send_signal(signal.SIGTERM)
         process.communicate(timeout=harness.TIMEOUT_S)
     finally:
@@ -279,6 +346,9 @@ def rules(report, headrace, folder):
     whole = Run(headrace, folder, "whole")
     must(whole.train())
     check_kill(report, headrace, folder, whole)
+    check_kill_instants(report, headrace, folder, whole)
+    check_early_signals(report, headrace, folder, whole)
+    check_moved(report, headrace, folder, whole)
     run = Run(headrace, folder, "rules")
     must(run.stop_at(3, signal.SIGINT), harness.INTERRUPTED)
     check_differences(report, run)

@@ -11,6 +11,7 @@ import argparse
 import fnmatch
 import json
 import pathlib
+import struct
 import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent / "e2e"))
@@ -107,11 +108,9 @@ def compare_weights(report, found, wanted):
         worst, worst_key_bias = max(worst, rest), max(worst_key_bias, key_bias)
         if rest > WEIGHT_ABSOLUTE or key_bias > KEY_BIAS_ABSOLUTE:
             problems.append(f"{name}: {rest:.3g} off, key bias {key_bias:.3g}")
-    report.check(
-        f"weights within {WEIGHT_ABSOLUTE:g}: at most {worst:.3g} off, key bias {worst_key_bias:.3g}",
-        not problems,
-        "\n".join(problems),
-    )
+    found_worst = f"at most {worst:.3g} off, key bias {worst_key_bias:.3g}"
+    fact = f"weights within {WEIGHT_ABSOLUTE:g}: {found_worst}"
+    report.check(fact, not problems, "\n".join(problems))
 
 
 def frozen_names(run, names):
@@ -156,6 +155,49 @@ def compare_state(report, told, frozen, final):
         if all(name in frozen for name in tensors):
             fact = f"block {block} is frozen as a whole and has no state"
             report.equal(fact, units[block + 1]["state"], 0)
+
+
+def rounded_bf16(bits):
+    """Nearest, ties to even; what is no number stays none."""
+    if bits & 0x7FFFFFFF > 0x7F800000:
+        return bits >> 16 | 0x40
+    return (bits + 0x7FFF + (bits >> 16 & 1)) >> 16
+
+
+def compare_narrow(report, headrace, folder, found):
+    """bf16 and f16 exports are the fp32 weights, rounded to the nearest, ties to even."""
+    for option, dtype in (("bf16", "BF16"), ("f16", "F16")):
+        target = folder / option
+        harness.must(headrace.run("export", folder / "run", target, "--dtype", option))
+        wrong = []
+        for name, tensor in harness.read_safetensors(target / "model.safetensors").items():
+            count = tensor.count()
+            if dtype == "BF16":
+                words = struct.unpack(f"<{count}I", found[name].data)
+                expected = struct.pack(f"<{count}H", *map(rounded_bf16, words))
+            else:
+                expected = struct.pack(f"<{count}e", *found[name].floats())
+            wrong += [name] if (tensor.dtype, tensor.data) != (dtype, expected) else []
+        report.check(f"{dtype} export is the rounded fp32 export", not wrong, wrong)
+
+
+def evaluated(headrace, model, data, length):
+    words = ["eval", "--model", model, "--data", data, "--seq-len", length, "--json"]
+    return harness.must(headrace.run(*words)).json()["loss"]
+
+
+def compare_eval(report, headrace, case, run, expected, folder):
+    """The loss of the first step's tokens before training, and equal losses of run and export."""
+    count = run["accumulate"] * run["micro_batch"] * run["seq_len"] + 1
+    content = (case / "tokens.bin").read_bytes()
+    tokens = struct.unpack_from(f"<{count}H", content, 1024)
+    data = folder / "first.bin"
+    data.write_bytes(harness.token_file(tokens))
+    before = evaluated(headrace, case / "hf", data, run["seq_len"])
+    off = abs(before - expected[0]["loss"])
+    report.check(f"eval before training finds the first loss: {off:.3g} off", off <= LOSS_ABSOLUTE)
+    after = [evaluated(headrace, folder / name, data, run["seq_len"]) for name in ("run", "out")]
+    report.equal("eval of the run and of its export are equal", after[0], after[1])
 
 
 def compare_config(report, case, exported):
@@ -213,6 +255,9 @@ def run_case(report, binary, case, placement):
         told = harness.must(headrace.run("inspect", folder / "run", "--json")).json()
         compare_state(report, told, frozen_names(run, final), final)
         compare_config(report, case, folder / "out")
+        if placement == "default":
+            compare_narrow(report, headrace, folder, found)
+            compare_eval(report, headrace, case, run, expected, folder)
 
 
 def main():
