@@ -1,7 +1,7 @@
 // The embedding: rows of the token table (and GPT-2's position table) summed on the host, storage
 // tile by storage tile, and the gradient of the tables from row sums.
 //
-// Scratch of scatter (16 bytes a row of a micro-batch, 8 a slot) is the object's own, made once:
+// Scratch of scatter (8 bytes a row of a micro-batch, 8 a slot) is the object's own, made once:
 // host operations get no workspace from the plan. Invariant: every element of x receives one addend
 // per table, in the order of the tables, and every row its sums in ascending position, wherever
 // tiles are cut (in the middle of a row too). Thread: submits to a host queue; kernels run there
