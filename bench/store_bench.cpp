@@ -94,8 +94,9 @@ double run(const Settings& settings,
   for (std::uint32_t tile = 0; tile < tiles; ++tile) {
     const int lane = static_cast<int>(tile) % settings.lanes;
     const ExtentKey key{.unit = 0, .tile = tile, .kind = ExtentKind::kParam};
-    const bool write =
-        pattern == Pattern::kWrite || (pattern == Pattern::kMixed && (lane + tile / 2) % 2 == 0);
+    const bool write = pattern == Pattern::kWrite ||
+                       (pattern == Pattern::kMixed &&
+                        (tile / static_cast<std::uint32_t>(settings.lanes)) % 2 == tile % 2);
     if (write) {
       engine.lane(lane).write(key, buffers.of_lane(lane), step, tile);
     } else {
