@@ -132,10 +132,9 @@ TEST(Safetensors, EmptyTensorsScalarsAndUnalignedHeadersAreLegal) {
   const float value = 2.5F;
   std::string data(sizeof value, '\0');
   std::memcpy(data.data(), &value, sizeof value);
-  const std::string header =
-      R"({"none":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},)"
-      R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
-      R"("__metadata__":{"format":"pt"}}  )";
+  const std::string header = R"({"none":{"dtype":"F32","shape":[0,7],"data_offsets":[0,0]},)"
+                             R"("scalar":{"dtype":"F32","shape":[],"data_offsets":[0,4]},)"
+                             R"("__metadata__":{"format":"pt"}}  )";
   write_text(path, with_length(header.size(), header + data));
   const Result<SafetensorsFile> file = SafetensorsFile::open(path);
   ASSERT_TRUE(file) << text_of(file.error());
