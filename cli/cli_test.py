@@ -190,8 +190,10 @@ def step_lines(world):
     lines = told.out.splitlines()
     steps = [int(re.match(r"step\s+(\d+)/6 \| loss ", line).group(1)) for line in lines]
     world.report.equal("stdout is the step lines, each log.every steps", steps, [2, 4, 6])
-    world.report.equal("metrics have every step", harness.last_step(world.folder / "lines" / "metrics.jsonl"), STEPS)
-    table = all(word in told.err for word in ("| optim.lr ", "| parameters ", "memory", "predicted"))
+    last = harness.last_step(world.folder / "lines" / "metrics.jsonl")
+    world.report.equal("metrics have every step", last, STEPS)
+    words = ("| optim.lr ", "| parameters ", "memory", "predicted")
+    table = all(word in told.err for word in words)
     world.report.check("stderr begins with every setting and the plan", table, told)
     world.report.check("and has no progress where it is no terminal", "\r" not in told.err, told)
 
@@ -232,7 +234,8 @@ def resolved_config(world):
     resolved = world.run_dir / "config.resolved.toml"
     told = world.run("train", resolved)
     said = f"complete at step {STEPS}; raise run.steps"
-    world.report.check("config.resolved.toml is the run", told.code == OK and said in told.out, told)
+    same = told.code == OK and said in told.out
+    world.report.check("config.resolved.toml is the run", same, told)
     told = must(world.run("plan", resolved, "--set", "run.compute_threads=1"))
     del told
     told = world.run("train", resolved, "--set", "run.compute_threads=1000")
@@ -265,8 +268,8 @@ def generation(world):
     other = must(world.run(*words, "--json", "--seed", "2"))
     world.report.check("another seed another", other.json()["text"] != first.json()["text"])
     greedy = [*words, "--temperature", "0", "--json"]
-    same = must(world.run(*greedy)).json()["text"] == must(world.run(*greedy, "--seed", "9")).json()["text"]
-    world.report.check("at temperature 0 the seed does not matter", same)
+    one, two = must(world.run(*greedy)).json(), must(world.run(*greedy, "--seed", "9")).json()
+    world.report.equal("at temperature 0 the seed does not matter", one["text"], two["text"])
     exported = world.folder / "for-generation"
     must(world.run("export", world.run_dir, exported))
     words[2] = exported
@@ -291,15 +294,15 @@ def exports(world):
         world.report.equal(f"of {told['parameters']} parameters", size, told["parameters"] * bytes_)
     world.fails("export of a model directory", USAGE, "export", target, world.folder / "again")
     config = world.write("from-export", {})
-    sections = {"model": {"path": world.folder / "export-f32"}, "run": {"dir": world.folder / "tuned", "steps": 1}}
     text = config.read_text()
-    model = text.index("[model]")
-    tail = text[text.index("[data]") :]
-    config.write_text(
-        f'[run]\ndir = "{sections["run"]["dir"]}"\nsteps = 1\n\n'
-        f'[model]\npath = "{sections["model"]["path"]}"\n\n{tail}'
-    )
-    assert model
+    begin = harness.write_toml(
+        config,
+        {
+            "run": {"dir": world.folder / "tuned", "steps": 1},
+            "model": {"path": world.folder / "export-f32"},
+        },
+    ).read_text()
+    config.write_text(f"{begin}\n{text[text.index('[data]') :]}")
     must(world.run("train", config))
     first = float(harness.read_metrics(world.folder / "tuned" / "metrics.jsonl")[0]["loss"])
     begun = float(harness.read_metrics(world.run_dir / "metrics.jsonl")[0]["loss"])
@@ -324,7 +327,8 @@ def stores(world):
 
 @case
 def machine_profiles(world):
-    text = (pathlib.Path(world.headrace.environment["XDG_CACHE_HOME"]) / "headrace" / "machine.toml").read_text()
+    cache = pathlib.Path(world.headrace.environment["XDG_CACHE_HOME"])
+    text = (cache / "headrace" / "machine.toml").read_text()
     mine = world.folder / "machine.toml"
     mine.write_text(re.sub(r'cpu = "', 'cpu = "Another ', text))
     told = world.run("plan", world.config, "--machine", mine)
@@ -353,9 +357,11 @@ def skipped_steps(world):
         "optim": {"lr": 1e30, "lr_schedule": "constant", "clip": 0.0},
     }
     told = world.run("train", world.write("blown", changes))
-    problems = harness.error_problems(harness.Outcome(told.words, told.code, "", told.err), OPERATING)
+    without_lines = harness.Outcome(told.words, told.code, "", told.err)
+    problems = harness.error_problems(without_lines, OPERATING)
     world.report.check("20 skipped steps in a row: exit 1", not problems, f"{problems}\n{told}")
-    rows = [json.loads(line) for line in (world.folder / "blown" / "metrics.jsonl").read_text().splitlines()]
+    lines = (world.folder / "blown" / "metrics.jsonl").read_text().splitlines()
+    rows = [json.loads(line) for line in lines]
     skipped = [row for row in rows if row["skipped"]]
     fact = f"{len(skipped)} of {len(rows)} rows are skipped, the last 20 of them"
     world.report.check(fact, len(skipped) >= 20 and all(row["skipped"] for row in rows[-20:]))

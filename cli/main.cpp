@@ -21,10 +21,6 @@
 namespace headrace::cli {
 namespace {
 
-struct Entry {
-  const Command* command;
-};
-
 const std::array<const Command*, 8>& commands() {
   static const std::array<const Command*, 8> table = {&kTrainCommand,
                                                       &kPlanCommand,
@@ -119,12 +115,13 @@ int run(const std::vector<std::string>& words) {
 int main(int count, char** values) {
   headrace::cli::adopt_passive_openmp_waits(values);
   // A reader that goes away is an error of write(2), not the end of a training run.
-  std::signal(SIGPIPE, SIG_IGN);
+  static_cast<void>(std::signal(SIGPIPE, SIG_IGN));
   try {
     const std::span<char*> all(values, static_cast<std::size_t>(count));
     return headrace::cli::run({all.begin() + std::min(count, 1), all.end()});
   } catch (const std::bad_alloc&) {
-    std::fputs("error: out of memory\n  hint: headrace plan says what a run needs\n", stderr);
+    headrace::cli::write_error_text(
+        "error: out of memory\n  hint: headrace plan says what a run needs\n");
     return static_cast<int>(headrace::ExitCode::kOperating);
   }
 }

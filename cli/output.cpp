@@ -55,7 +55,8 @@ Status Output::finish() {
 }
 
 void write_error_text(std::string_view text) {
-  std::fwrite(text.data(), 1, text.size(), stderr);
+  // There is nobody to tell when standard error is gone.
+  static_cast<void>(std::fwrite(text.data(), 1, text.size(), stderr));
 }
 
 }  // namespace headrace::cli

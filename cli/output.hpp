@@ -34,7 +34,10 @@ class Output {
 
  private:
   struct CloseFile {
-    void operator()(std::FILE* file) const noexcept { std::fclose(file); }
+    void operator()(std::FILE* file) const noexcept {
+      // finish() is where its result is looked at.
+      static_cast<void>(std::fclose(file));
+    }
   };
 
   [[nodiscard]] std::FILE* target();

@@ -21,7 +21,7 @@ namespace {
 
 using plan::MachineProfile;
 
-constexpr std::uint64_t kFileBytesMax = 1024 * 1024;
+constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 20U;
 constexpr double kMemoryTolerance = 0.02;  // the kernel keeps a little more or less for itself
 
 using Member = std::variant<std::string MachineFile::*,
@@ -104,7 +104,7 @@ std::string toml_of(double value) {
 }
 
 bool assign(std::string& target, const ConfigValue& value) {
-  const std::string* text = value.get<std::string>();
+  const auto* text = value.get<std::string>();
   if (text != nullptr) {
     target = *text;
   }
@@ -112,23 +112,23 @@ bool assign(std::string& target, const ConfigValue& value) {
 }
 
 bool assign(int& target, const ConfigValue& value) {
-  const std::int64_t* number = value.get<std::int64_t>();
+  const auto* number = value.get<std::int64_t>();
   const bool good = number != nullptr && *number >= 0 && *number <= 1'000'000;
   target = good ? static_cast<int>(*number) : 0;
   return good;
 }
 
 bool assign(std::uint64_t& target, const ConfigValue& value) {
-  const std::int64_t* number = value.get<std::int64_t>();
+  const auto* number = value.get<std::int64_t>();
   const bool good = number != nullptr && *number >= 0;
   target = good ? static_cast<std::uint64_t>(*number) : 0;
   return good;
 }
 
 bool assign(double& target, const ConfigValue& value) {
-  if (const std::int64_t* whole = value.get<std::int64_t>()) {
+  if (const auto* whole = value.get<std::int64_t>()) {
     target = static_cast<double>(*whole);
-  } else if (const double* number = value.get<double>()) {
+  } else if (const auto* number = value.get<double>()) {
     target = *number;
   } else {
     return false;

@@ -17,8 +17,8 @@
 namespace headrace::train {
 namespace {
 
-constexpr std::size_t kScanBytes = 64 * 1024;
-constexpr std::size_t kRowBytesMax = 1024 * 1024;
+constexpr std::size_t kScanBytes = std::size_t{64} << 10U;
+constexpr std::size_t kRowBytesMax = std::size_t{1} << 20U;
 
 struct Kept {
   std::uint64_t bytes = 0;  // of the rows that stay

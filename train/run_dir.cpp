@@ -17,7 +17,7 @@ namespace {
 
 using tiers::nvme::Store;
 
-constexpr std::uint64_t kReferenceBytesMax = 64 * 1024;
+constexpr std::uint64_t kReferenceBytesMax = std::uint64_t{64} << 10U;
 
 bool lies_below(const std::string& path, const std::string& folder) {
   return path.starts_with(folder + "/");

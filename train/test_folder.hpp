@@ -38,13 +38,15 @@ class TestFolder : public ::testing::Test {
 
   [[nodiscard]] std::string path(const std::string& name) const { return folder_ + "/" + name; }
 
+  // The file's path, for who wants it. NOLINTNEXTLINE(modernize-use-nodiscard)
   std::string write(const std::string& name, const std::string& text) const {
     std::ofstream(path(name), std::ios::binary) << text;
     return path(name);
   }
 
   template <class T>
-  std::string write_values(const std::string& name, const std::vector<T>& values) const {
+  [[nodiscard]] std::string write_values(const std::string& name,
+                                         const std::vector<T>& values) const {
     std::string bytes(values.size() * sizeof(T), '\0');
     if (!bytes.empty()) {
       std::memcpy(bytes.data(), values.data(), bytes.size());

@@ -189,7 +189,9 @@ struct TokenSource::State {
 
   Status add(const std::string& path, const TokenOptions& options, Hasher& hasher);
   Status scan(const TokenFile& file, int descriptor, Hasher& hasher);
-  Status check_tokens(const TokenFile& file, std::uint64_t offset, std::size_t bytes) const;
+  [[nodiscard]] Status check_tokens(const TokenFile& file,
+                                    std::uint64_t offset,
+                                    std::size_t bytes) const;
   Result<int> descriptor_of(std::size_t index);
   Status read_stored(std::size_t index, std::int64_t first, std::span<std::int32_t> out);
 };

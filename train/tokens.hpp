@@ -22,7 +22,7 @@
 
 namespace headrace::train {
 
-inline constexpr std::size_t kTokenBufferBytes = 256 * 1024;
+inline constexpr std::size_t kTokenBufferBytes = std::size_t{256} << 10U;
 inline constexpr std::size_t kOpenFilesMax = 64;
 
 struct TokenOptions {

@@ -123,7 +123,7 @@ class Trainer {
   }
 
   // Of the variant that this step was.
-  double bound_of(const exec::StepResult& result) const {
+  [[nodiscard]] double bound_of(const exec::StepResult& result) const {
     const char* variant = summary_.steps_now == 0 ? "first"
                           : result.non_finite     ? "skipped"
                                                   : "steady";
