@@ -7,9 +7,11 @@ test's folder (a committed run among it) must be byte for byte what it was befor
 """
 
 import contextlib
+import ctypes
 import json
 import os
 import pathlib
+import resource
 import shutil
 import struct
 import subprocess
@@ -22,6 +24,7 @@ from harness import CORRUPT, DOES_NOT_FIT, OPERATING, USAGE, must
 
 SUPERBLOCKS = (0, 64 * 1024)  # docs/store_format.md: offsets of the two copies
 SUPERBLOCK_SEQUENCE_AT = 48
+NOBODY = 65534
 CASES = []
 
 
@@ -67,10 +70,10 @@ class World:
         shutil.copytree(self.good, target)
         return target, self.config(name, {"run": {"dir": target, "steps": 4}})
 
-    def fails(self, fact, code, *words, says=()):
+    def fails(self, fact, code, *words, says=(), **how):
         """Runs a command that must fail with `code`, name all of `says`, and change no file."""
         before = harness.fingerprint(self.folder)
-        outcome = self.headrace.run(*words)
+        outcome = self.headrace.run(*words, **how)
         after = harness.fingerprint(self.folder)
         problems = harness.error_problems(outcome, code)
         problems += "".join(f"\n'{word}' is not named" for word in says if word not in outcome.err)
@@ -263,6 +266,106 @@ def tmpfs(world):
         path = world.config("memory", {"tiers": {"nvme": [f"{memory}/store"]}})
         world.fails("a folder on tmpfs", USAGE, "train", path, says=["tmpfs", memory])
         world.report.equal("a folder on tmpfs: nothing is made there", os.listdir(memory), [])
+
+
+# ---- what the system allows ----
+
+
+def limited(limit, bytes_or_count):
+    return lambda: resource.setrlimit(limit, (bytes_or_count, bytes_or_count))
+
+
+def become_nobody():
+    os.setgroups([])
+    os.setgid(NOBODY)
+    os.setuid(NOBODY)
+
+
+def forbid_io_uring():
+    """As a container's seccomp profile does: io_uring_setup (425 everywhere) fails with EPERM."""
+    load, jump_if_equal, give = 0x20, 0x15, 0x06
+    rules = [
+        (load, 0, 0, 0),
+        (jump_if_equal, 0, 1, 425),
+        (give, 0, 0, 0x50001),
+        (give, 0, 0, 0x7FFF0000),
+    ]
+    code = ctypes.create_string_buffer(b"".join(struct.pack("<HBBI", *rule) for rule in rules))
+    program = struct.pack("@HP", len(rules), ctypes.addressof(code))
+    libc = ctypes.CDLL(None, use_errno=True)
+    no_new_privileges, set_seccomp, filter_mode = 38, 22, 2
+    if libc.prctl(no_new_privileges, 1, 0, 0, 0) or libc.prctl(set_seccomp, filter_mode, program):
+        raise OSError(ctypes.get_errno(), "prctl")
+
+
+@case("limits")
+def limits(world):
+    on_nvme = {"tiers": {"place": "nvme"}}
+    path = world.config("limits", on_nvme)
+    words = ["train", path]
+    fact = "a limit of a file's size"
+    world.fails(fact, OPERATING, *words, before=limited(resource.RLIMIT_FSIZE, 1 << 20))
+    world.fails("no io_uring", OPERATING, *words, says=["io_uring"], before=forbid_io_uring)
+    no_cache = {"PATH": os.environ["PATH"]}  # neither HOME nor XDG_CACHE_HOME
+    trained = world.headrace.run("train", path, environment=no_cache)
+    world.report.equal("no home: trains all the same", trained.code, harness.OK)
+
+
+@case("another user")
+def another_user(world):
+    """Without root's rights: closed folders, and 64 KiB of memory that may be locked."""
+    if os.geteuid() != 0:
+        world.report.skip("another user", "only root can become one")
+        return
+    world.folder.chmod(0o755)
+    for file, command in ((world.headrace.binary, "--version"), ("/bin/cat", world.text)):
+        try:
+            reached = subprocess.run([file, command], preexec_fn=become_nobody, capture_output=True)
+        except PermissionError as error:
+            world.report.skip("another user", error)
+            return
+        if reached.returncode != 0:
+            world.report.skip("another user", reached.stderr.decode())
+            return
+    open_folder, closed = world.folder / "open", world.folder / "closed"
+    open_folder.mkdir()
+    os.chown(open_folder, NOBODY, NOBODY)
+    closed.mkdir(mode=0o700)
+    environment = {**world.headrace.environment, "XDG_CACHE_HOME": str(open_folder / "cache")}
+    how = {"before": become_nobody, "environment": environment}
+    run = {"run": {"dir": open_folder / "run"}}
+
+    def poor():
+        resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 16, 1 << 16))
+        become_nobody()
+
+    on_nvme = {"place": "nvme", "nvme": [open_folder / "store"]}
+    path = world.config("poor", {**run, "tiers": on_nvme})
+    trained = world.headrace.run("train", path, **{**how, "before": poor})
+    fact = "64 KiB of lockable memory: trains all the same"
+    world.report.check(fact, trained.code == harness.OK, trained)
+    rows = [
+        harness.read_metrics(folder / "metrics.jsonl")
+        for folder in (open_folder / "run", world.good)
+    ]
+    difference = harness.first_difference(*rows)
+    world.report.check("64 KiB of lockable memory: equal metrics", not difference, difference)
+
+    path = world.config(
+        "shut", {"run": {"dir": open_folder / "shut"}, "tiers": {"nvme": [closed / "s"]}}
+    )
+    world.fails(
+        "a closed folder for the store", OPERATING, "train", path, says=[str(closed)], **how
+    )
+    path = world.config("shut", {"run": {"dir": closed / "run"}})
+    world.fails("a closed folder for the run", OPERATING, "train", path, says=[str(closed)], **how)
+    secret = world.folder / "secret.txt"
+    secret.write_text("x" * 2000)
+    secret.chmod(0o600)
+    path = world.config("shut", {"run": {"dir": open_folder / "shut"}, "data": {"train": [secret]}})
+    world.fails("data that may not be read", OPERATING, "train", path, says=[str(secret)], **how)
+    path = world.config("shut", {"run": {"dir": world.good, "steps": 4}})
+    world.fails("another's run", OPERATING, "train", path, says=[str(world.good)], **how)
 
 
 # ---- the budget ----

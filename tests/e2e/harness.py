@@ -100,12 +100,14 @@ class Headrace:
         cache = os.path.join(os.getcwd(), "cache")
         self.environment = {**os.environ, "XDG_CACHE_HOME": cache, "LC_ALL": "C"}
 
-    def run(self, *words, cwd=None, timeout_s=TIMEOUT_S):
+    def run(self, *words, cwd=None, timeout_s=TIMEOUT_S, before=None, environment=None):
+        """`before` runs in the child, ahead of the binary; `environment` replaces the usual one."""
         words = [self.binary, *map(str, words)]
         done = subprocess.run(
             words,
             cwd=cwd,
-            env=self.environment,
+            env=self.environment if environment is None else environment,
+            preexec_fn=before,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             encoding="utf-8",
@@ -201,16 +203,13 @@ def read_metrics(path):
         return [json.loads(line, parse_float=str, parse_int=str) for line in lines]
 
 
-def compared(rows):
-    return [tuple(json.dumps(row[column]) for column in COMPARED) for row in rows]
-
-
-def first_difference(rows, expected):
+def first_difference(rows, expected, columns=COMPARED):
     """Where two lists of rows part, in words; "" where they do not."""
-    for found, wanted in zip(compared(rows), compared(expected)):
-        for column, one, two in zip(COMPARED, found, wanted):
-            if one != two:
-                return f"step {wanted[0]}: {column} is {one}, expected {two}"
+    for found, wanted in zip(rows, expected):
+        for column in columns:
+            if found[column] != wanted[column]:
+                step, one, two = wanted["step"], found[column], wanted[column]
+                return f"step {step}: {column} is {one}, expected {two}"
     if len(rows) != len(expected):
         return f"{len(rows)} rows, expected {len(expected)}"
     return ""

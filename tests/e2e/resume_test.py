@@ -3,6 +3,7 @@
 python3 resume_test.py BINARY [interrupt|rules]
 """
 
+import os
 import signal
 import sys
 import time
@@ -38,7 +39,7 @@ class Run:
         self.headrace, self.folder, self.name = headrace, folder, name
         sections = base_config(folder, name)
         for section, keys in (changes or {}).items():
-            sections[section].update(keys)
+            sections.setdefault(section, {}).update(keys)
         self.dir = folder / name
         self.metrics = self.dir / "metrics.jsonl"
         self.config = harness.write_toml(folder / f"{name}.toml", sections)
@@ -71,6 +72,7 @@ def same_files(report, fact, before, after):
 # What must not matter to where a run is cut.
 VARIANTS = {
     "auto": {},
+    "evaluated": {"eval": {"fraction": 0.2, "every": 3, "batches": 2}, "tiers": {"place": "nvme"}},
     "held-nvme": {
         "tiers": {"place": "nvme", "lookahead": 1, "device_memory": "64MiB"},
         "optim": {"update": "held"},
@@ -105,8 +107,12 @@ def check_interrupts(report, headrace, folder, name, changes):
     return whole
 
 
+def one_core():
+    os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+
+
 def check_moving(report, headrace, folder, whole):
-    """Memory may change at every resume."""
+    """Memory, and the cores that there are, may change at every resume."""
     run = Run(headrace, folder, "moving")
     placements = [
         (3, ["tiers.place=host"]),
@@ -117,7 +123,8 @@ def check_moving(report, headrace, folder, whole):
     for step, sets in placements:
         words = [word for key in sets for word in ("--set", key)]
         if step is None:
-            must(run.train(*words))
+            # Fewer cores than the run began with: its compute threads are part of its numbers.
+            must(headrace.run("train", run.config, *words, before=one_core))
             continue
         must(run.stop_at(step, signal.SIGINT, *words), harness.INTERRUPTED)
     difference = harness.first_difference(run.rows(), whole.rows())
@@ -269,6 +276,23 @@ def check_never(report, run, whole):
     report.equal("and uses the same space", sizes[1], sizes[0])
 
 
+def check_relative_paths(report, headrace, folder):
+    """Paths in a file are relative to it, wherever the command is given."""
+    sections = base_config(folder, "relative")
+    place = folder / "sub"
+    place.mkdir()
+    sections["run"]["dir"] = "runs/here"
+    sections["data"]["train"] = ["../corp*.txt"]
+    del sections["tiers"]["nvme"]
+    harness.write_toml(place / "run.toml", sections)
+    must(headrace.run("train", "sub/run.toml", "--set", f"run.steps={STEPS // 2}", cwd=folder))
+    must(headrace.run("train", "run.toml", "--resume", "required", cwd=place))
+    rows = harness.read_metrics(place / "runs" / "here" / "metrics.jsonl")
+    report.equal("from another folder: a row a step", len(rows), STEPS)
+    must(headrace.run("export", "sub/runs/here", "relative-out", cwd=folder))
+    report.check("and an export there", (folder / "relative-out" / "config.json").exists())
+
+
 def check_required(report, headrace, folder):
     run = Run(headrace, folder, "absent")
     refused = run.train("--resume", "required")
@@ -353,6 +377,7 @@ def rules(report, headrace, folder):
     must(run.stop_at(3, signal.SIGINT), harness.INTERRUPTED)
     check_differences(report, run)
     check_never(report, run, whole)
+    check_relative_paths(report, headrace, folder)
     check_required(report, headrace, folder)
     check_finished(report, run)
     check_raised(report, headrace, folder)
