@@ -334,6 +334,10 @@ def machine_profiles(world):
     told = world.run("plan", world.config, "--machine", mine)
     warned = told.code == OK and "another machine" in told.err
     world.report.check("a profile of another machine: planned with a warning", warned, told)
+    mine.write_text(re.sub(r"memory_bytes = \d+", "memory_bytes = 40000000", text))
+    told = world.run("plan", world.config, "--machine", mine)
+    refused = told.code == harness.DOES_NOT_FIT
+    world.report.check("a profile of 40 MB of memory: it does not fit there", refused, told)
     mine.write_text(text + "speed = 3\n")
     words = ["plan", world.config, "--machine", mine]
     world.fails("an unknown key of a profile", USAGE, *words, says=["speed", "machine.toml:"])

@@ -91,6 +91,16 @@ std::size_t usable_bytes(const HostMemory& memory) {
   return available > reserve ? available - reserve : 0;
 }
 
+Result<HostMemory> memory_of(const PlanRequest& request) {
+  if (!request.memory_bytes) {
+    return host_memory();
+  }
+  HostMemory memory;
+  memory.total_bytes = *request.memory_bytes;
+  memory.available_bytes = *request.memory_bytes;
+  return memory;
+}
+
 void set_budgets(const RunConfig& config, const HostMemory& memory, plan::PlanSettings& settings) {
   const std::size_t usable = usable_bytes(memory);
   const std::optional<std::uint64_t>& device = config.tiers.device_memory_bytes;
@@ -164,7 +174,7 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   settings.separate_device = config.tiers.device_memory_bytes.has_value() ||
                              config.tiers.links.h2d.has_value() ||
                              config.tiers.links.d2h.has_value();
-  HEADRACE_ASSIGN(const HostMemory memory, host_memory());
+  HEADRACE_ASSIGN(const HostMemory memory, memory_of(request));
   set_budgets(config, memory, settings);
   HEADRACE_ASSIGN(const ProcessMemory process, process_memory());
   settings.process_bytes = static_cast<std::size_t>(process.used_bytes()) + kProcessGrowthBytes;
@@ -200,7 +210,7 @@ Result<Planned> make_planned(const RunConfig& config,
   HEADRACE_ASSIGN(planned.spec, model::make_model_spec(architecture, batch, config.optim));
   HEADRACE_ASSIGN(planned.settings, make_plan_settings(config, request));
   HEADRACE_ASSIGN(planned.plan, plan::make_plan(planned.spec, planned.settings, machine));
-  HEADRACE_ASSIGN(const HostMemory memory, host_memory());
+  HEADRACE_ASSIGN(const HostMemory memory, memory_of(request));
   HEADRACE_TRY(check_machine(planned, memory));
   planned.options.compute_threads = batch.compute_threads;
   planned.options.optimizer_threads = config.optim.threads.value_or(usable_cores());

@@ -374,6 +374,12 @@ Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file
       request.stored_tile_elements = table.tile_elements;
     }
   }
+  HEADRACE_ASSIGN(const plan::MachineProfile machine,
+                  find_machine(machine_file, store_folder(asked).path));
+  if (!machine_file.empty()) {
+    request.memory_bytes = machine.memory_bytes;
+    committed_threads = committed_threads ? committed_threads : std::max(1, machine.cores);
+  }
   const RunConfig config = resolve_config(asked, committed_threads);
   std::unique_ptr<Weights> weights;
   if (!config.model.path.empty()) {
@@ -393,8 +399,6 @@ Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file
             {.order = config.data.order, .batch = config.batch, .seed = config.run.seed}));
     request.steps = loader.steps_in(*config.run.epochs);
   }
-  HEADRACE_ASSIGN(const plan::MachineProfile machine,
-                  find_machine(machine_file, store_folder(config).path));
   return make_planned(config, architecture, machine, request);
 }
 

@@ -80,7 +80,7 @@ struct Session {
 [[nodiscard]] Result<std::unique_ptr<Session>> open_session(const SessionOptions& options);
 
 // What `train` would plan, reading only: for a run with a commit its tiles and threads. The data is
-// opened only where run.epochs asks for it.
+// opened only where run.epochs asks for it. With a machine_file: on that machine, with its memory.
 [[nodiscard]] Result<Planned> plan_run(const RunConfig& config, const std::string& machine_file);
 
 // Every resolved setting, for the table at the start of a run.

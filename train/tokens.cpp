@@ -14,6 +14,8 @@
 #include "core/assert.hpp"
 #include "core/files.hpp"
 #include "core/hash.hpp"
+#include "core/log.hpp"
+#include "core/quantity.hpp"
 #include "core/unique.hpp"
 
 namespace headrace::train {
@@ -24,6 +26,7 @@ constexpr std::int32_t kVersionU16 = 1;
 constexpr std::int32_t kMagicU32 = 20240801;  // llm.c: Llama 3 tokens, 32 bits, version 7
 constexpr std::int32_t kVersionU32 = 7;
 constexpr std::size_t kHeaderBytes = 1024;
+constexpr std::uint64_t kLargeFileBytes = std::uint64_t{1} << 30U;  // reading it takes a while
 constexpr std::string_view kMegatronMagic = "MMIDIDX";
 
 enum class FileKind : std::uint8_t { kText = 1, kTokens = 2 };
@@ -202,6 +205,11 @@ Status TokenSource::State::scan(const TokenFile& file, int descriptor, Hasher& h
                                              static_cast<std::uint64_t>(file.width),
                                              file.file_bytes};
   hasher.update(std::as_bytes(std::span(head)));
+  if (file.file_bytes >= kLargeFileBytes) {
+    log_info(fmt::format("reading '{}', {}, once: its hash, and tokens within the vocabulary",
+                         file.path,
+                         format_bytes(file.file_bytes)));
+  }
   ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_SEQUENTIAL);
   for (std::uint64_t offset = 0; offset < file.file_bytes;) {
     // The header is a chunk of its own, so that tokens never straddle two.
