@@ -6,7 +6,8 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build_root=${HEADRACE_BUILD_DIR:-$root/build}
 jobs=${HEADRACE_JOBS:-$(nproc)}
 
-say() { printf '\n== %s\n' "$*"; }
+# A heading, with the minutes and seconds since the script began.
+say() { printf '\n== [%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 
 # configure PRESET [cmake arguments]
 configure() {
