@@ -20,7 +20,7 @@ std::uint64_t test_seed() {
   const std::uint64_t seed =
       text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
   ::testing::Test::RecordProperty("seed", std::to_string(seed));
-  std::fprintf(stderr, "HEADRACE_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  (void)std::fprintf(stderr, "HEADRACE_SEED=%llu\n", static_cast<unsigned long long>(seed));
   return seed;
 }
 
@@ -127,8 +127,7 @@ TEST(Tiles, CoverEveryElementOnceAndCutOnlyWhereTheyMay) {
     UnitSpec unit;
     const int tensors = 1 + static_cast<int>(random() % 8);
     for (int i = 0; i < tensors; ++i) {
-      const std::int64_t size =
-          static_cast<std::int64_t>(random() % (random() % 3 == 0 ? 400000 : 3000));
+      const auto size = static_cast<std::int64_t>(random() % (random() % 3 == 0 ? 400000 : 3000));
       unit.tensors.push_back(tensor("t" + std::to_string(i), {size}, random() % 3 == 0));
     }
     lay_out(unit);
@@ -360,7 +359,7 @@ TEST(Plan, OnlyTheBudgetThatIsTooSmallIsInTheHint) {
 TEST(Plan, MoreHostMemoryNeverMeansMoreBytesOverNvme) {
   const ModelSpec model = make_model(256, 6, 3000, false, 1);
   std::uint64_t before = ~std::uint64_t{0};
-  for (const std::size_t mebibytes : {40, 60, 80, 120, 200, 400}) {
+  for (const std::size_t mebibytes : {40U, 60U, 80U, 120U, 200U, 400U}) {
     PlanSettings settings = roomy();
     settings.host_memory_bytes = mebibytes << 20;
     const auto plan = make_plan(model, settings, {});

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <bit>
 #include <cstdlib>
 #include <cstring>
 #include <filesystem>
@@ -275,13 +276,21 @@ RunRecord run_engine(const RunOptions& options) {
   return record;
 }
 
+namespace {
+
+std::uint64_t bits(double value) {
+  return std::bit_cast<std::uint64_t>(value);
+}
+
+}  // namespace
+
 void expect_same_bits(const RunRecord& expected, const RunRecord& actual, const std::string& what) {
   ASSERT_EQ(expected.losses.size(), actual.losses.size()) << what;
   for (std::size_t i = 0; i < expected.losses.size(); ++i) {
-    ASSERT_EQ(std::memcmp(&expected.losses[i], &actual.losses[i], sizeof(double)), 0)
+    ASSERT_EQ(bits(expected.losses[i]), bits(actual.losses[i]))
         << what << ": loss of step " << i << ": " << expected.losses[i] << " and "
         << actual.losses[i];
-    ASSERT_EQ(std::memcmp(&expected.norms[i], &actual.norms[i], sizeof(double)), 0)
+    ASSERT_EQ(bits(expected.norms[i]), bits(actual.norms[i]))
         << what << ": norm of step " << i << ": " << expected.norms[i] << " and "
         << actual.norms[i];
   }

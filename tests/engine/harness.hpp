@@ -18,7 +18,7 @@ namespace headrace::testing {
 
 // Thirty, fewer under sanitizers, which look at memory and threads.
 #if defined(HEADRACE_SANITIZED)
-inline constexpr int kSteps = 3;
+inline constexpr int kSteps = 2;
 #else
 inline constexpr int kSteps = 30;
 #endif

@@ -31,7 +31,7 @@ TEST(Races, AWaitTakenOutOfThePlanIsReported) {
   const char* text = std::getenv("HEADRACE_SEED");
   const std::uint64_t seed =
       text != nullptr ? std::strtoull(text, nullptr, 10) : std::random_device()();
-  std::fprintf(stderr, "HEADRACE_SEED=%llu\n", static_cast<unsigned long long>(seed));
+  (void)std::fprintf(stderr, "HEADRACE_SEED=%llu\n", static_cast<unsigned long long>(seed));
   std::mt19937_64 random(seed);
   RunOptions options;
   options.architecture = small_gpt2();
