@@ -114,8 +114,10 @@ int run(const std::vector<std::string>& words) {
 
 int main(int count, char** values) {
   headrace::cli::adopt_passive_openmp_waits(values);
-  // A reader that goes away is an error of write(2), not the end of a training run.
+  // A reader that goes away, and a limit on the size of files (ulimit -f), are errors of write(2)
+  // with a text of their own, not the end of the process.
   static_cast<void>(std::signal(SIGPIPE, SIG_IGN));
+  static_cast<void>(std::signal(SIGXFSZ, SIG_IGN));
   try {
     const std::span<char*> all(values, static_cast<std::size_t>(count));
     return headrace::cli::run({all.begin() + std::min(count, 1), all.end()});
