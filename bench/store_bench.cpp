@@ -157,7 +157,8 @@ int main_of(const Settings& settings) {
         {.unit = 0, .tile = tile, .param_bytes = settings.tile_bytes, .state_bytes = 0});
   }
   StoreOptions options;
-  options.folder = settings.folder;
+  options.folders = {{.path = settings.folder}};
+  options.slots = 1;
   options.direct_io_required = false;
   Result<std::unique_ptr<Store>> store = Store::create(options, contents);
   if (!store) {
@@ -169,7 +170,7 @@ int main_of(const Settings& settings) {
   bench(settings, **store);
   const std::string id = (*store)->id();
   store->reset();
-  if (const Status status = remove_store(settings.folder, id); !status) {
+  if (const Status status = remove_store({settings.folder}, id); !status) {
     fail(status.error());
   }
   return 0;

@@ -41,7 +41,7 @@ std::string state_of(const StoreListing& store) {
 }
 
 Result<ExitCode> list(const Invocation& invocation, const std::string& folder) {
-  HEADRACE_ASSIGN(const std::vector<StoreListing> stores, tiers::nvme::list_stores(folder));
+  HEADRACE_ASSIGN(const std::vector<StoreListing> stores, tiers::nvme::list_stores({folder}));
   Json array = Json::array();
   std::string text;
   for (const StoreListing& store : stores) {
@@ -66,7 +66,7 @@ Result<ExitCode> remove(const Invocation& invocation, const std::string& folder)
     return usage_error("store remove: ID is missing")
         .with_hint("headrace store list --store FOLDER names them");
   }
-  HEADRACE_TRY(tiers::nvme::remove_store(folder, *id));
+  HEADRACE_TRY(tiers::nvme::remove_store({folder}, *id));
   Json json = Json::object();
   json.add("removed", *id);
   json.add("folder", folder);

@@ -51,12 +51,12 @@ Result<Opened> open_path(const std::string& given) {
             "name the directory of a run, or <folder>/<id> of a store (headrace store list)");
   }
   HEADRACE_ASSIGN(opened.store,
-                  Store::open(reference.folder, reference.id, Store::Access::kRead, false));
+                  Store::open({reference.folder}, reference.id, Store::Access::kRead, false));
   return opened;
 }
 
 Json extent_to_json(const Store& store, const ExtentKey& key) {
-  const tiers::nvme::ExtentPlace place = store.place(key);
+  const tiers::nvme::ExtentPlace place = store.read_place(key);
   Json json = Json::object();
   json.add("unit", key.unit);
   json.add("tile", key.tile);

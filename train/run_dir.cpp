@@ -184,11 +184,11 @@ Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options) 
   if (!below) {
     // Whose it is, before it is opened for writing.
     HEADRACE_ASSIGN(const std::unique_ptr<Store> reader,
-                    Store::open(reference->folder, reference->id, Store::Access::kRead, false));
+                    Store::open({reference->folder}, reference->id, Store::Access::kRead, false));
     HEADRACE_TRY(check_owner(*reader, paths));
   }
   Result<std::unique_ptr<Store>> store = Store::open(
-      reference->folder, reference->id, Store::Access::kWrite, options.direct_io_required);
+      {reference->folder}, reference->id, Store::Access::kWrite, options.direct_io_required);
   if (!store && options.overwrite && store.error().code == ExitCode::kCorrupt && below) {
     Beginning beginning;
     beginning.replaced = *reference;
@@ -208,7 +208,7 @@ Result<std::unique_ptr<Store>> open_committed_store(const RunPaths& paths) {
         .with_hint("train the run first, or name a Hugging Face directory");
   }
   HEADRACE_ASSIGN(std::unique_ptr<Store> store,
-                  Store::open(reference->folder, reference->id, Store::Access::kRead, false));
+                  Store::open({reference->folder}, reference->id, Store::Access::kRead, false));
   if (!store->last_commit()) {
     return operating_error(fmt::format("'{}' holds no commit", paths.dir))
         .with_why("the run never ended cleanly")

@@ -27,7 +27,8 @@ class RunDirTest : public TestFolder {
     contents.tensor_table = "{}";
     contents.layout_tag = "fp32/fp32";
     contents.run_dir = run_dir;
-    auto store = Store::create({.folder = folder, .direct_io_required = false}, contents);
+    auto store = Store::create(
+        {.folders = {{.path = folder}}, .direct_io_required = false, .slots = 1}, contents);
     EXPECT_TRUE(store) << format_error(store.error(), false);
     EXPECT_TRUE((*store)->mark_dirty());
     const std::vector<std::byte> payload(4096);
@@ -99,7 +100,7 @@ TEST_F(RunDirTest, AStoreWrittenAfterItsCommitIsNotResumed) {
   const std::string id = make_store(paths_.dir, folder, true);
   refer_to(folder, id);
   {
-    auto store = Store::open(folder, id, Store::Access::kWrite, false);
+    auto store = Store::open({folder}, id, Store::Access::kWrite, false);
     ASSERT_TRUE(store);
     ASSERT_TRUE((*store)->mark_dirty());
   }

@@ -137,16 +137,17 @@ class Opener {
 
   Status plan() {
     Session& session = *session_;
-    HEADRACE_ASSIGN(const plan::MachineProfile machine,
-                    find_machine(options_.machine_file, store_folder(session.config).path));
+    HEADRACE_ASSIGN(const FoundMachine machine,
+                    find_machine(options_.machine_file, {store_folder(session.config).path}));
     session.memory = std::make_unique<MemoryMeter>();
     PlanRequest request;
     request.steps = session.steps;
     if (session.resumed) {
       request.stored_tile_elements = table_.tile_elements;
+      request.stored_slots = static_cast<int>(session.store->slots());
     }
     HEADRACE_ASSIGN(planned_,
-                    make_planned(session.config, numbers_.architecture, machine, request));
+                    make_planned(session.config, numbers_.architecture, machine.profile, request));
     if (session.resumed) {
       HEADRACE_TRY(check_same_tiles(table_, planned_.plan, session.store->path()));
     }
@@ -178,6 +179,8 @@ class Opener {
       HEADRACE_ASSIGN(session.lock, RunLock::take(session.paths.dir));
     }
     HEADRACE_TRY(session.resumed ? load_resumed() : load_fresh());
+    HEADRACE_ASSIGN(session.exports,
+                    PeriodicExport::open(session.config, *session.store, session.state.step));
     return write_files();
   }
 
@@ -197,16 +200,17 @@ class Opener {
     const NvmeFolder folder = store_folder(session.config);
     if (replaced_) {
       log_info(fmt::format("removing the store '{}/{}'", replaced_->folder, replaced_->id));
-      HEADRACE_TRY(tiers::nvme::remove_store(replaced_->folder, replaced_->id));
+      HEADRACE_TRY(tiers::nvme::remove_store({replaced_->folder}, replaced_->id));
     }
     if (is_directory(parent_path(folder.path))) {
       HEADRACE_ASSIGN(store_folder_, MadeFolders::make(folder.path));
     }
-    HEADRACE_ASSIGN(session.store,
-                    Store::create({.folder = folder.path,
-                                   .direct_io_required = session.config.tiers.direct_io == "on",
-                                   .space_bytes_max = folder.space_bytes},
-                                  store_contents(planned_, session.paths.dir)));
+    HEADRACE_ASSIGN(
+        session.store,
+        Store::create({.folders = {{.path = folder.path, .space_bytes_max = folder.space_bytes}},
+                       .direct_io_required = session.config.tiers.direct_io == "on",
+                       .slots = 1},
+                      store_contents(planned_, session.paths.dir)));
     new_store_ = StoreReference{
         .folder = folder.path, .id = session.store->id(), .committed_step = std::nullopt};
     HEADRACE_TRY(write_store_reference(session.paths, *new_store_));
@@ -234,10 +238,11 @@ class Opener {
     if (!new_store_) {
       return;
     }
+    session_->exports.reset();
     session_->engine.reset();
     session_->store.reset();
     session_->metrics.reset();
-    const Status removed = tiers::nvme::remove_store(new_store_->folder, new_store_->id);
+    const Status removed = tiers::nvme::remove_store({new_store_->folder}, new_store_->id);
     if (!removed || ::unlink(session_->paths.store().c_str()) != 0) {
       log_warning(fmt::format("the store '{}/{}' of the failed start stays: headrace store remove",
                               new_store_->folder,
@@ -372,10 +377,11 @@ Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file
                       tensor_table_from_text((*store)->contents().tensor_table, (*store)->path()));
       committed_threads = state.config.run.compute_threads;
       request.stored_tile_elements = table.tile_elements;
+      request.stored_slots = static_cast<int>((*store)->slots());
     }
   }
-  HEADRACE_ASSIGN(const plan::MachineProfile machine,
-                  find_machine(machine_file, store_folder(asked).path));
+  HEADRACE_ASSIGN(const FoundMachine found, find_machine(machine_file, {store_folder(asked).path}));
+  const plan::MachineProfile& machine = found.profile;
   if (!machine_file.empty()) {
     request.memory_bytes = machine.memory_bytes;
     committed_threads = committed_threads ? committed_threads : std::max(1, machine.cores);

@@ -156,7 +156,8 @@ void run_into(const RunOptions& options, RunRecord& record) {
   Engine engine;
   engine.runtime.races = &engine.races;
   tiers::nvme::StoreOptions store_options;
-  store_options.folder = folder.path();
+  store_options.folders = {{.path = folder.path()}};
+  store_options.slots = 1;
   auto store = tiers::nvme::Store::create(store_options, contents_of(*plan));
   ASSERT_TRUE(store) << text_of(store.error());
   engine.store = std::move(*store);

@@ -105,22 +105,25 @@ Error truncated_error(const std::string& path, std::uint64_t offset) {
       .with_hint("restore it from a copy, or remove the store: headrace store remove");
 }
 
-Result<DataFile> DataFile::open_at(int directory, const char* name, std::string path, Mode mode) {
+Result<std::unique_ptr<DataFile>> DataFile::open_at(int directory,
+                                                    const char* name,
+                                                    std::string path,
+                                                    Mode mode) {
   const int access = mode == Mode::kRead    ? O_RDONLY
                      : mode == Mode::kWrite ? O_RDWR
                                             : O_RDWR | O_CREAT | O_EXCL;
-  DataFile file;
-  file.path_ = std::move(path);
+  std::unique_ptr<DataFile> file(new DataFile());
+  file->path_ = std::move(path);
   // O_NONBLOCK: opening a pipe that lies there by mistake must not hang; it does nothing to files.
-  file.fd_.reset(
+  file->fd_.reset(
       ::openat(directory, name, access | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK, S_IRUSR | S_IWUSR));
-  if (!file.fd_) {
+  if (!file->fd_) {
     if (errno == ELOOP) {
-      return usage_error(fmt::format("nvme tier: cannot use '{}'", file.path_))
+      return usage_error(fmt::format("nvme tier: cannot use '{}'", file->path_))
           .with_why("it is a symbolic link, and links are not followed out of a store");
     }
     const int reason = errno;
-    Error error = errno_error(fmt::format("nvme tier: cannot open '{}'", file.path_), reason);
+    Error error = errno_error(fmt::format("nvme tier: cannot open '{}'", file->path_), reason);
     if (reason == ENOSPC || reason == EDQUOT) {
       error.code = ExitCode::kDoesNotFit;
       error.hint = "free space there, or use another folder";
@@ -130,19 +133,18 @@ Result<DataFile> DataFile::open_at(int directory, const char* name, std::string 
 
   struct stat info {};
 
-  if (::fstat(file.fd(), &info) != 0) {
-    return errno_error(fmt::format("nvme tier: cannot look at '{}'", file.path_), errno);
+  if (::fstat(file->fd(), &info) != 0) {
+    return errno_error(fmt::format("nvme tier: cannot look at '{}'", file->path_), errno);
   }
   if (!S_ISREG(info.st_mode)) {
-    return usage_error(fmt::format("nvme tier: cannot use '{}'", file.path_))
+    return usage_error(fmt::format("nvme tier: cannot use '{}'", file->path_))
         .with_why("it is not a regular file");
   }
-  HEADRACE_ASSIGN(file.scratch_, PageBuffer::create(kBounceBytes));
-  HEADRACE_ASSIGN(file.bounce_, PageBuffer::create(kBounceBytes));
+  HEADRACE_ASSIGN(file->bounce_, PageBuffer::create(kBounceBytes));
   return file;
 }
 
-Status DataFile::lock(Lock kind) const {
+Status DataFile::lock(Lock kind) {
   const int operation = (kind == Lock::kExclusive ? LOCK_EX : LOCK_SH) | LOCK_NB;
   // `store list` takes the lock for an instant to see whether it is free: so try for a moment.
   for (int attempt = 1; ::flock(fd(), operation) != 0; ++attempt) {
@@ -166,7 +168,7 @@ Status DataFile::lock(Lock kind) const {
 }
 
 // Empty: direct I/O is on. Otherwise why it cannot be.
-std::string DataFile::direct_io_problem() const {
+std::string DataFile::direct_io_problem() {
   struct statx info {};
 
   if (::statx(fd(), "", AT_EMPTY_PATH, STATX_DIOALIGN, &info) == 0 &&
@@ -216,7 +218,7 @@ Status DataFile::enable_direct_io(bool required) {
   return {};
 }
 
-Status DataFile::allocate(std::uint64_t bytes) const {
+Status DataFile::allocate(std::uint64_t bytes) {
   const auto size = static_cast<off_t>(bytes);
   int error = 0;
   do {
@@ -239,7 +241,7 @@ Status DataFile::allocate(std::uint64_t bytes) const {
   return {};
 }
 
-Status DataFile::read(std::uint64_t offset, std::span<std::byte> target) const {
+Status DataFile::read(std::uint64_t offset, std::span<std::byte> target) {
   HEADRACE_ASSERT(offset % kPageBytes == 0 && target.size() % kPageBytes == 0,
                   "transfers are of whole pages");
   const bool bounced = direct_io_ && !page_aligned(target.data());
@@ -268,7 +270,7 @@ Status DataFile::read(std::uint64_t offset, std::span<std::byte> target) const {
   return {};
 }
 
-Status DataFile::write(std::uint64_t offset, std::span<const std::byte> source) const {
+Status DataFile::write(std::uint64_t offset, std::span<const std::byte> source) {
   HEADRACE_ASSERT(offset % kPageBytes == 0 && source.size() % kPageBytes == 0,
                   "transfers are of whole pages");
   const bool bounced = direct_io_ && !page_aligned(source.data());
@@ -299,7 +301,7 @@ Status DataFile::write(std::uint64_t offset, std::span<const std::byte> source) 
   return {};
 }
 
-Status DataFile::sync() const {
+Status DataFile::sync() {
   int error = 0;
   do {
     error = ::fdatasync(fd()) == 0 ? 0 : errno;
@@ -311,7 +313,7 @@ Status DataFile::sync() const {
   return {};
 }
 
-Result<std::uint64_t> DataFile::bytes() const {
+Result<std::uint64_t> DataFile::bytes() {
   struct stat info {};
 
   if (::fstat(fd(), &info) != 0) {

@@ -9,60 +9,54 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <string>
 
 #include "core/error.hpp"
 #include "core/unique.hpp"
+#include "tiers/nvme/block_file.hpp"
 #include "tiers/nvme/page_buffer.hpp"
 
 namespace headrace::tiers::nvme {
 
-class DataFile {
+class DataFile final : public BlockFile {
  public:
   enum class Mode : std::uint8_t { kRead, kWrite, kCreate };
   enum class Lock : std::uint8_t { kShared, kExclusive };
 
-  DataFile() = default;
   // Opens `name` in the directory. `path` is for messages. kCreate: it must not exist (mode 0600).
-  [[nodiscard]] static Result<DataFile> open_at(int directory,
-                                                const char* name,
-                                                std::string path,
-                                                Mode mode);
+  [[nodiscard]] static Result<std::unique_ptr<DataFile>> open_at(int directory,
+                                                                 const char* name,
+                                                                 std::string path,
+                                                                 Mode mode);
 
   // flock: one exclusive holder, or any number of shared ones. Errors: held by another (which is
   // named), or the file was removed meanwhile.
-  [[nodiscard]] Status lock(Lock kind) const;
+  [[nodiscard]] Status lock(Lock kind);
 
   // Switches direct I/O on. Where the filesystem refuses it: an Error if `required`, else buffered
   // I/O and a log line. Needs a file of at least one page.
   [[nodiscard]] Status enable_direct_io(bool required);
 
-  // Gives the file its size, with blocks for all of it. Errors: no space.
-  [[nodiscard]] Status allocate(std::uint64_t bytes) const;
+  [[nodiscard]] Status allocate(std::uint64_t bytes) override;
+  [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> target) override;
+  [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> source) override;
+  [[nodiscard]] Status sync() override;  // fdatasync
+  [[nodiscard]] Result<std::uint64_t> bytes() override;
 
-  [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> target) const;
-  [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> source) const;
-  // fdatasync: what was written before is durable when it returns.
-  [[nodiscard]] Status sync() const;
+  [[nodiscard]] int fd() const override { return fd_.get(); }
 
-  [[nodiscard]] Result<std::uint64_t> bytes() const;
+  [[nodiscard]] bool direct_io() const override { return direct_io_; }
 
-  [[nodiscard]] int fd() const { return fd_.get(); }
-
-  [[nodiscard]] bool direct_io() const { return direct_io_; }
-
-  [[nodiscard]] const std::string& path() const { return path_; }
-
-  // One MiB of page-aligned memory for users of this file between calls of read and write.
-  [[nodiscard]] std::span<std::byte> scratch() const { return scratch_.bytes(); }
+  [[nodiscard]] const std::string& path() const override { return path_; }
 
  private:
-  [[nodiscard]] std::string direct_io_problem() const;
+  DataFile() = default;
+  [[nodiscard]] std::string direct_io_problem();
 
   UniqueFd fd_;
   std::string path_;
-  PageBuffer scratch_;
   PageBuffer bounce_;
   bool direct_io_ = false;
 };

@@ -218,15 +218,14 @@ Result<Superblock> parse_superblock(std::span<const std::byte> page, const std::
   return block;
 }
 
-void encode_extent_header(const ExtentIdentity& identity,
-                          std::int64_t step,
-                          std::span<const std::byte> payload,
-                          std::span<std::byte> header) {
-  HEADRACE_ASSERT(payload.size() == identity.payload_bytes, "the payload has the extent's length");
-  HEADRACE_ASSERT(header.size() == header_bytes(payload.size()), "the header has its length");
+void begin_extent_header(const ExtentIdentity& identity,
+                         std::int64_t step,
+                         std::span<std::byte> header) {
+  HEADRACE_ASSERT(header.size() == header_bytes(identity.payload_bytes),
+                  "the header has its length");
   ExtentHeader fields{};
   fields.magic = kExtentMagic;
-  fields.format_version = kVersion;
+  fields.format_version = identity.format_version;
   fields.header_bytes = static_cast<std::uint32_t>(header.size());
   fields.store_id = identity.store_id;
   fields.rank = identity.rank;
@@ -241,13 +240,29 @@ void encode_extent_header(const ExtentIdentity& identity,
   fields.offset = identity.offset;
   fields.payload_bytes = identity.payload_bytes;
   fields.sum_block_bytes = kSumBlockBytes;
-  fields.sum_count = static_cast<std::uint32_t>(sum_count(payload.size()));
+  fields.sum_count = static_cast<std::uint32_t>(sum_count(identity.payload_bytes));
   std::memset(header.data(), 0, header.size());
   store(header, 0, fields);
-  for (std::uint64_t block = 0; block < fields.sum_count; ++block) {
-    store(header, sizeof(ExtentHeader) + block * kSumBytes, sub_block_sum(payload, block));
-  }
+}
+
+void set_extent_sum(std::span<std::byte> header, std::uint64_t block, std::uint64_t sum) {
+  store(header, sizeof(ExtentHeader) + block * kSumBytes, sum);
+}
+
+void seal_extent_header(std::span<std::byte> header) {
   seal(header);
+}
+
+void encode_extent_header(const ExtentIdentity& identity,
+                          std::int64_t step,
+                          std::span<const std::byte> payload,
+                          std::span<std::byte> header) {
+  HEADRACE_ASSERT(payload.size() == identity.payload_bytes, "the payload has the extent's length");
+  begin_extent_header(identity, step, header);
+  for (std::uint64_t block = 0; block < sum_count(payload.size()); ++block) {
+    set_extent_sum(header, block, sub_block_sum(payload, block));
+  }
+  seal_extent_header(header);
 }
 
 std::uint64_t sub_block_sum(std::span<const std::byte> payload, std::uint64_t block) {
@@ -267,7 +282,7 @@ std::optional<std::string> extent_header_problem(const ExtentIdentity& identity,
   if (!sealed(header)) {
     return "its header's checksum is wrong";
   }
-  if (fields.format_version != kVersion ||
+  if (fields.format_version != identity.format_version ||
       (fields.features_incompatible & ~kIncompatibleFeaturesKnown) != 0) {
     return fmt::format("its header is of format version {} with features {:#x}",
                        fields.format_version,
@@ -461,9 +476,14 @@ Result<Layout> make_layout(const StoreContents& contents) {
   return layout;
 }
 
-ExtentPlace extent_place(const TileEntry& tile, ExtentKind kind) {
+ExtentPlace extent_place(const TileEntry& tile,
+                         ExtentKind kind,
+                         std::uint32_t slot,
+                         std::uint64_t slot_bytes) {
   ExtentPlace place;
-  place.offset = tile.offset;
+  place.folder = tile.folder_index;
+  place.slot = slot;
+  place.offset = tile.offset + slot * slot_bytes;
   place.payload_bytes = tile.param_bytes;
   place.header_bytes = static_cast<std::uint32_t>(header_bytes(tile.param_bytes));
   if (kind == ExtentKind::kState) {

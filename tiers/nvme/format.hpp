@@ -83,7 +83,8 @@ struct Superblock {
   Region run_dir;
   std::uint64_t created_unix_s;
   std::array<char, kLayoutTagBytes> layout_tag;
-  std::array<std::uint8_t, 3808> reserved_1;
+  std::uint64_t slot_bytes;  // from a tile in slot 0 to the same in slot 1
+  std::array<std::uint8_t, 3800> reserved_1;
   std::uint64_t xxh3;
 };
 
@@ -108,6 +109,7 @@ static_assert(offsetof(Superblock, tensor_table) == 192);
 static_assert(offsetof(Superblock, run_dir) == 216);
 static_assert(offsetof(Superblock, created_unix_s) == 240);
 static_assert(offsetof(Superblock, layout_tag) == 248);
+static_assert(offsetof(Superblock, slot_bytes) == 280);
 static_assert(offsetof(Superblock, xxh3) == 4088);
 
 struct TileEntry {
@@ -217,7 +219,8 @@ void encode_superblock(const Superblock& superblock, std::span<std::byte> page);
 
 // What an extent must be, to be what the reader wants.
 struct ExtentIdentity {
-  StoreId store_id;
+  std::uint32_t format_version = kVersion;
+  StoreId store_id{};
   std::uint32_t rank = 0;
   std::uint32_t world = 1;
   ExtentKey key;
@@ -233,6 +236,13 @@ void encode_extent_header(const ExtentIdentity& identity,
                           std::int64_t step,
                           std::span<const std::byte> payload,
                           std::span<std::byte> header);
+
+// The same in parts: everything but the sums, each sum, and the header's own checksum at last.
+void begin_extent_header(const ExtentIdentity& identity,
+                         std::int64_t step,
+                         std::span<std::byte> header);
+void set_extent_sum(std::span<std::byte> header, std::uint64_t block, std::uint64_t sum);
+void seal_extent_header(std::span<std::byte> header);
 
 // nullopt: no problem; otherwise what is wrong, in words ("the header's checksum is wrong").
 // `expected_step` empty: any step.
@@ -284,6 +294,9 @@ struct Layout {
 // Header and payload of a tile's extents together.
 [[nodiscard]] std::uint64_t tile_bytes(const TileEntry& tile);
 // Header and payload of an extent, the param's directly followed by the state's.
-[[nodiscard]] ExtentPlace extent_place(const TileEntry& tile, ExtentKind kind);
+[[nodiscard]] ExtentPlace extent_place(const TileEntry& tile,
+                                       ExtentKind kind,
+                                       std::uint32_t slot,
+                                       std::uint64_t slot_bytes);
 
 }  // namespace headrace::tiers::nvme::format

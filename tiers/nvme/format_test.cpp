@@ -195,7 +195,7 @@ TEST(Format, ALayoutPutsTheExtentsOfATileSideBySide) {
       if (kind == ExtentKind::kState && tile.state_bytes == 0) {
         continue;
       }
-      const ExtentPlace place = format::extent_place(tile, kind);
+      const ExtentPlace place = format::extent_place(tile, kind, 0, 0);
       EXPECT_EQ(place.offset, end);
       EXPECT_EQ(place.offset % kPageBytes, 0U);
       end = place.offset + place.header_bytes + place.payload_bytes;

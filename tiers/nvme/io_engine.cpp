@@ -308,20 +308,23 @@ void Engine::begin_transfer(Lane& lane) {
     return;
   }
   lane.transfer = Transfer{};
-  lane.transfer.place = store_.place(lane.current.key);
+  lane.transfer.place =
+      is_write(lane) ? store_.write_place(lane.current.key) : store_.read_place(lane.current.key);
   lane.transfer.total = lane.transfer.place.header_bytes + lane.transfer.place.payload_bytes;
   lane.transfer.begin_ns = TraceRecorder::now_ns();
   lane.phase = Lane::Phase::kTransferring;
   if (is_write(lane)) {
-    store_.make_header(lane.current.key, lane.payload(), lane.current.step, lane.header());
+    store_.make_header(
+        lane.current.key, lane.transfer.place, lane.payload(), lane.current.step, lane.header());
   }
 }
 
 void Engine::end_transfer(Lane& lane) {
   if (!runtime_.fault.raised()) {
     if (is_write(lane)) {
-      store_.set_step_of(lane.current.key, lane.current.step);
-    } else if (Status status = store_.check(lane.current.key, lane.header(), lane.payload());
+      store_.wrote(lane.current.key, lane.transfer.place, lane.current.step);
+    } else if (Status status = store_.check(
+                   lane.current.key, lane.transfer.place, lane.header(), lane.payload());
                !status) {
       raise(lane, std::move(status).error());
     }
@@ -415,14 +418,14 @@ void Engine::prepare(Request& request) {
   if (count == 1) {
     const auto bytes = static_cast<unsigned>(request.pieces[0].iov_len);  // at most 1 GiB
     if (is_write(lane)) {
-      ::io_uring_prep_write(entry, store_.fd(), request.pieces[0].iov_base, bytes, offset);
+      ::io_uring_prep_write(entry, store_.file(0).fd(), request.pieces[0].iov_base, bytes, offset);
     } else {
-      ::io_uring_prep_read(entry, store_.fd(), request.pieces[0].iov_base, bytes, offset);
+      ::io_uring_prep_read(entry, store_.file(0).fd(), request.pieces[0].iov_base, bytes, offset);
     }
   } else if (is_write(lane)) {
-    ::io_uring_prep_writev(entry, store_.fd(), request.pieces.data(), count, offset);
+    ::io_uring_prep_writev(entry, store_.file(0).fd(), request.pieces.data(), count, offset);
   } else {
-    ::io_uring_prep_readv(entry, store_.fd(), request.pieces.data(), count, offset);
+    ::io_uring_prep_readv(entry, store_.file(0).fd(), request.pieces.data(), count, offset);
   }
   ::io_uring_sqe_set_data(entry, &request);
 }

@@ -65,7 +65,7 @@ class IoEngineTest : public ::testing::Test {
 
   // Writes the extent through the lane and reads it back into other memory.
   void round_trip(IoLane& lane, const ExtentKey& key, std::int64_t step) {
-    const std::size_t bytes = store_->place(key).payload_bytes;
+    const std::size_t bytes = store_->read_place(key).payload_bytes;
     const PageBuffer source = pages(bytes);
     const PageBuffer target = pages(bytes);
     fill(source.bytes(), key, step);
@@ -79,7 +79,7 @@ class IoEngineTest : public ::testing::Test {
   Error read_error(const ExtentKey& key) {
     Runtime runtime;
     const auto engine = make_engine(runtime, *store_);
-    const PageBuffer target = pages(store_->place(key).payload_bytes);
+    const PageBuffer target = pages(store_->read_place(key).payload_bytes);
     engine->lane(0).read(key, target.bytes(), 7);
     const Status status = engine->lane(0).drain();
     EXPECT_FALSE(status.has_value());
@@ -98,7 +98,7 @@ TEST_F(IoEngineTest, WhatALaneWritesALaneAndASynchronousReadGetBack) {
     round_trip(engine->lane(0), key, 3);
     expect_holds(*store_, key, 3);
     EXPECT_EQ(store_->step_of(key), 3);
-    bytes += store_->place(key).payload_bytes + store_->place(key).header_bytes;
+    bytes += store_->read_place(key).payload_bytes + store_->read_place(key).header_bytes;
   }
   EXPECT_EQ(engine->totals().write_bytes, bytes);
   EXPECT_EQ(engine->totals().read_bytes, bytes);
@@ -151,7 +151,7 @@ TEST_F(IoEngineTest, DestructionFinishesWhatWasSubmitted) {
   {
     const auto engine = make_engine(runtime_, *store_, {.lanes = 2, .io_depth = 2});
     for (std::size_t i = 0; i < keys.size(); ++i) {
-      sources.push_back(pages(store_->place(keys[i]).payload_bytes));
+      sources.push_back(pages(store_->read_place(keys[i]).payload_bytes));
       fill(sources.back().bytes(), keys[i], 8);
       engine->lane(static_cast<int>(i % 2)).write(keys[i], sources.back().bytes(), 8, i);
     }
@@ -169,8 +169,8 @@ TEST_F(IoEngineTest, LanesShareTheDepthInTurn) {
     return result;
   });
   const ExtentKey other{.unit = 0, .tile = 1, .kind = ExtentKind::kState};
-  const PageBuffer first = pages(store_->place(kLargeState).payload_bytes);
-  const PageBuffer second = pages(store_->place(other).payload_bytes);
+  const PageBuffer first = pages(store_->read_place(kLargeState).payload_bytes);
+  const PageBuffer second = pages(store_->read_place(other).payload_bytes);
   {
     const auto engine = make_engine(
         runtime_,
@@ -189,7 +189,7 @@ TEST_F(IoEngineTest, LanesShareTheDepthInTurn) {
     HEADRACE_EXPECT_OK(holder.drain());
   }
   const auto of_second = [&](std::uint64_t offset) {
-    return offset < store_->place(kLargeState).offset;
+    return offset < store_->read_place(kLargeState).offset;
   };
   // The first lane may have begun before the second one's wait was seen to be over.
   int changes = 0;
@@ -211,7 +211,7 @@ class FailedCompletions : public IoEngineTest, public ::testing::WithParamInterf
 // Each request of an operation fails in turn, first to last, reads and writes.
 TEST_P(FailedCompletions, EndTheRunWithAnErrorThatNamesThem) {
   constexpr std::size_t kRequestBytes = 64 * testing::kKib;
-  const ExtentPlace place = store_->place(kLargeState);
+  const ExtentPlace place = store_->read_place(kLargeState);
   const PageBuffer memory = pages(place.payload_bytes);
   fill(memory.bytes(), kLargeState, 1);
   HEADRACE_EXPECT_OK(store_->write_now(kLargeState, memory.bytes(), 1));
@@ -321,7 +321,7 @@ TEST_F(IoEngineTest, ShortTransfersGoOnWhereTheyStopped) {
 TEST_F(IoEngineTest, AFlippedBitRaisesTheFaultAsCorruptAndNamesTheExtent) {
   testing::write_all_extents(*store_, 1);
   for (const ExtentKey& key : all_extents(*store_)) {
-    const ExtentPlace place = store_->place(key);
+    const ExtentPlace place = store_->read_place(key);
     for (const std::uint64_t at : {std::uint64_t{0},
                                    std::uint64_t{200},
                                    std::uint64_t{place.header_bytes},
@@ -342,7 +342,7 @@ TEST_F(IoEngineTest, AReadOfWhatWasNeverWrittenIsCorrupt) {
 
 TEST_F(IoEngineTest, AFileThatIsTruncatedUnderTheEngineIsFound) {
   testing::write_all_extents(*store_, 1);
-  const ExtentPlace place = store_->place(kLargeState);
+  const ExtentPlace place = store_->read_place(kLargeState);
   for (const std::uint64_t keep :
        {place.payload_bytes - 1, place.payload_bytes / 2 + 512, std::uint64_t{0}}) {
     std::filesystem::resize_file(store_->data_path(), place.offset + place.header_bytes + keep);
@@ -355,8 +355,8 @@ TEST_F(IoEngineTest, AFileThatIsTruncatedUnderTheEngineIsFound) {
 TEST_F(IoEngineTest, ARealWriteErrorRaisesTheFault) {
   // The process may not write beyond this offset, whatever the file has: EFBIG from the kernel.
   const auto engine = make_engine(runtime_, *store_);
-  const PageBuffer memory = pages(store_->place(kLargeState).payload_bytes);
-  const testing::FileSizeLimit limit(store_->place(kLargeState).offset);
+  const PageBuffer memory = pages(store_->read_place(kLargeState).payload_bytes);
+  const testing::FileSizeLimit limit(store_->read_place(kLargeState).offset);
   engine->lane(0).write(kLargeState, memory.bytes(), 1, 0);
   const Status status = engine->lane(0).drain();
   ASSERT_FALSE(status.has_value());
@@ -376,7 +376,7 @@ TEST_F(IoEngineTest, AFaultOfAnotherQueueStopsTransfersAndFinishesTickets) {
       runtime_,
       *store_,
       {.lanes = 2, .io_depth = 2, .request_bytes_max = 4 * kPageBytes, .faults = &faults});
-  const PageBuffer memory = pages(store_->place(kLargeState).payload_bytes);
+  const PageBuffer memory = pages(store_->read_place(kLargeState).payload_bytes);
   engine->lane(0).write(kLargeState, memory.bytes(), 2, 0);
   engine->lane(0).write(kLargeState, memory.bytes(), 3, 1);
   const Status status = engine->lane(0).drain();
@@ -400,7 +400,7 @@ TEST_F(IoEngineTest, CapsHoldTransfersBackAndLetThemThrough) {
 TEST_F(IoEngineTest, AFaultWhileACapHoldsATransferBackEndsIt) {
   const auto engine =
       make_engine(runtime_, *store_, {.request_bytes_max = kPageBytes, .write_bytes_per_s = 100e3});
-  const PageBuffer memory = pages(store_->place(kLargeState).payload_bytes);
+  const PageBuffer memory = pages(store_->read_place(kLargeState).payload_bytes);
   engine->lane(0).write(kLargeState, memory.bytes(), 1, 0);
   runtime_.fault.raise(operating_error("another queue failed"));
   EXPECT_FALSE(engine->lane(0).drain().has_value());
@@ -410,7 +410,7 @@ TEST_F(IoEngineTest, AFailingBodyEndsATransferThatHasNothingInFlight) {
   // At this cap a page takes 40 ms: the first lane waits for its time when the second one fails.
   const auto engine = make_engine(
       runtime_, *store_, {.lanes = 2, .request_bytes_max = kPageBytes, .write_bytes_per_s = 100e3});
-  const PageBuffer memory = pages(store_->place(kLargeState).payload_bytes);
+  const PageBuffer memory = pages(store_->read_place(kLargeState).payload_bytes);
   engine->lane(0).write(kLargeState, memory.bytes(), 1, 0);
   engine->lane(1).submit({.name = "fail"}, []() -> Status { return operating_error("planted"); });
   EXPECT_FALSE(engine->lane(1).drain().has_value());
@@ -425,7 +425,7 @@ TEST_F(IoEngineTest, AfterAFaultAShortTransferIsNotGoneOnWith) {
   });
   const auto engine = make_engine(
       runtime_, *store_, {.io_depth = 4, .request_bytes_max = 8 * kPageBytes, .faults = &faults});
-  const PageBuffer memory = pages(store_->place(kLargeState).payload_bytes);
+  const PageBuffer memory = pages(store_->read_place(kLargeState).payload_bytes);
   engine->lane(0).write(kLargeState, memory.bytes(), 1, 0);
   EXPECT_FALSE(engine->lane(0).drain().has_value());
   EXPECT_LE(completions, 4);
@@ -471,7 +471,7 @@ TEST_F(IoEngineTest, RandomInterleavingsEqualAModelInMemory) {
       const std::size_t index = random() % keys.size();
       const ExtentKey& key = keys[index];
       IoLane& lane = engine->lane(static_cast<int>(random() % static_cast<unsigned>(lanes)));
-      const std::size_t bytes = store_->place(key).payload_bytes;
+      const std::size_t bytes = store_->read_place(key).payload_bytes;
       lane.wait(last_use[index]);
       if (model.contains(index) && random() % 2 == 0) {
         reads.push_back({pages(bytes), key, model[index]});
@@ -609,7 +609,7 @@ TEST(IoEngineLarge, AnOperationBeyondTwoGibibytesIsWhole) {
   engine->lane(0).write(key, memory.bytes(), 1, 0);
   engine->lane(0).read(key, memory.bytes(), 1);
   HEADRACE_EXPECT_OK(engine->lane(0).drain());
-  const std::uint64_t total = kBytes + store->place(key).header_bytes;
+  const std::uint64_t total = kBytes + store->read_place(key).header_bytes;
   EXPECT_EQ(engine->totals().write_bytes, total);
   EXPECT_EQ(engine->totals().read_bytes, total);
 }

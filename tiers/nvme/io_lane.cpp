@@ -68,14 +68,15 @@ void Lane::push_wait(const Event& event) {
 }
 
 void Lane::check_memory(const ExtentKey& key, const void* memory, std::size_t bytes) const {
-  HEADRACE_ASSERT(bytes == store_.place(key).payload_bytes, "the payload has the extent's length");
+  HEADRACE_ASSERT(bytes == store_.home_place(key).payload_bytes,
+                  "the payload has the extent's length");
   HEADRACE_ASSERT(reinterpret_cast<std::uintptr_t>(memory) % kPageBytes == 0,
                   "direct I/O needs page-aligned memory");
 }
 
 void Lane::read(const ExtentKey& key, std::span<std::byte> target, std::uint64_t id) {
   check_memory(key, target.data(), target.size());
-  const ExtentPlace place = store_.place(key);
+  const ExtentPlace place = store_.home_place(key);
   const std::array reads = {
       MemorySpan::storage(place.offset, place.header_bytes + place.payload_bytes)};
   const std::array writes = {MemorySpan(target.data(), target.size())};
@@ -97,8 +98,9 @@ void Lane::write(const ExtentKey& key,
                  std::uint64_t id) {
   check_memory(key, source.data(), source.size());
   HEADRACE_ASSERT(step >= 0, "a write has a step");
-  HEADRACE_ASSERT(store_.dirty(), "Store::mark_dirty comes before the first write after a commit");
-  const ExtentPlace place = store_.place(key);
+  HEADRACE_ASSERT(store_.ready_for_writes(),
+                  "with one slot Store::mark_dirty comes before the first write after a commit");
+  const ExtentPlace place = store_.home_place(key);
   const std::array reads = {MemorySpan(source.data(), source.size())};
   const std::array writes = {
       MemorySpan::storage(place.offset, place.header_bytes + place.payload_bytes)};

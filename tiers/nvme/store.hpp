@@ -1,17 +1,18 @@
 // The store: one run's tiles on NVMe, as extents with headers and checksums, in
-// `<folder>/<id>/data` (docs/store_format.md has every byte).
+// `<folder>/<id>/data` of one or several folders (docs/store_format.md has every byte).
 //
 // A store holds, for every tile of every unit, a param extent and (unless the tile is frozen) a
-// state extent. This version has one slot per tile: `mark_dirty` before the first write, `commit`
-// at a clean end; a dirty store is refused for resume. The superblock has two copies and a
-// generation, the commit record goes to one of two map extents, so that slots can be added without
-// a new layout.
+// state extent, in two slots or one. With two slots a tile is written to the slot that the last
+// commit does not name, so that the commit stays whole until the next one is; a resume takes the
+// last commit, whatever was written after it. With one slot (durability "none"): `mark_dirty`
+// before the first write, `commit` at a clean end; a dirty store is refused for resume.
 //
-// Invariants: the data file is preallocated (a full disk is found at create); mode 0600; one writer
+// Invariants: data files are preallocated (a full disk is found at create); mode 0600; one writer
 // (a lock), many readers; a header that does not match what is expected (id, unit, tile, kind,
-// place, length, step) or a sub-block whose XXH3 differs is corrupt data (exit code 4). Threads:
-// create/open/commit by one thread at a time; read_now/write_now likewise; the engine
-// (io_engine.hpp) reads the extent table only.
+// slot, place, length, step) or a sub-block whose XXH3 differs is corrupt data (exit code 4); after
+// a commit that failed nothing more is written. Threads: create/open/format/load/commit by one
+// thread at a time; read_now/write_now likewise; an engine's thread calls the functions of places
+// and headers, and wrote().
 #pragma once
 
 #include <cstddef>
@@ -24,6 +25,8 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "core/hash.hpp"
+#include "tiers/nvme/block_file.hpp"
 
 namespace headrace::tiers::nvme {
 
@@ -66,14 +69,39 @@ struct CommitRecord {
   std::string run_state{};
 };
 
+// A folder that takes a part of a store.
+struct StoreFolder {
+  std::string path;  // must exist or its parent must
+  std::optional<std::uint64_t> space_bytes_max{};
+  double weight = 1.0;  // measured bandwidth, or a share of it: only ratios count
+};
+
+// Called now and then while a file is written for the first time; bytes of all folders.
+using StoreProgress = std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
+
 struct StoreOptions {
-  std::string folder;              // must exist or its parent must
+  std::vector<StoreFolder> folders;
   bool direct_io_required = true;  // false ("auto"): fall back to buffered I/O where the filesystem
                                    // refuses O_DIRECT, with a log line
-  std::optional<std::uint64_t> space_bytes_max{};
+  std::uint32_t slots = 2;         // a tile; 1: durability "none"
+  // Writes every byte once when the store is made: the first write to blocks that a filesystem has
+  // only reserved costs more than later ones, which would make the first steps' timings untrue.
+  bool prewrite = true;
+  StoreProgress progress{};
+};
+
+// How format() lays a store out.
+struct StoreLayoutOptions {
+  std::uint32_t slots = 2;
+  bool prewrite = false;
+  StoreProgress progress{};
+  // One for each file, or none: equal weights, no limits, paths of the files.
+  std::vector<StoreFolder> folders{};
 };
 
 struct ExtentPlace {
+  std::uint32_t folder = 0;
+  std::uint32_t slot = 0;
   std::uint64_t offset = 0;        // of the header; the payload follows it after header_bytes
   std::uint32_t header_bytes = 0;  // a multiple of kPageBytes: holds the sums of all sub-blocks
   std::uint64_t payload_bytes = 0;
@@ -85,48 +113,98 @@ class Store {
  public:
   enum class Access : std::uint8_t { kRead, kWrite };
 
-  // Makes `<folder>/<new id>/data`, preallocated. Errors: read-only folder, tmpfs, no space (needed
-  // and free bytes), not a directory.
+  // Makes `<folder>/<new id>/data` in every folder, preallocated. Errors: read-only folder, tmpfs,
+  // no space (needed and free bytes), not a directory.
   [[nodiscard]] static Result<std::unique_ptr<Store>> create(const StoreOptions& options,
                                                              const StoreContents& contents);
-  // Opens `<folder>/<id>`. Errors: missing, foreign or newer format, corrupt superblock, locked by
-  // another writer.
-  [[nodiscard]] static Result<std::unique_ptr<Store>> open(const std::string& folder,
+  // Opens `<folder>/<id>` of every folder, in the order in which the store was made. Errors:
+  // missing, foreign or newer format, corrupt superblock, locked by another writer, a folder that
+  // is lost, stale or another one's.
+  [[nodiscard]] static Result<std::unique_ptr<Store>> open(const std::vector<std::string>& folders,
                                                            const std::string& id,
                                                            Access access,
                                                            bool direct_io_required = true);
+
+  // The same over files of any medium, one for each folder: format() makes a store in empty files,
+  // load() finds the last commit in files that format() has made.
+  [[nodiscard]] static Result<std::unique_ptr<Store>> format(
+      std::vector<std::unique_ptr<BlockFile>> files,
+      const Id128& id,
+      const StoreContents& contents,
+      const StoreLayoutOptions& options);
+  [[nodiscard]] static Result<std::unique_ptr<Store>> load(
+      std::vector<std::unique_ptr<BlockFile>> files, Access access);
+
   ~Store();
   Store(const Store&) = delete;
   Store& operator=(const Store&) = delete;
 
   [[nodiscard]] const std::string& id() const;    // 32 hex digits
-  [[nodiscard]] const std::string& path() const;  // <folder>/<id>
-  [[nodiscard]] const std::string& data_path() const;
-  [[nodiscard]] std::uint64_t bytes() const;  // of the data file
+  [[nodiscard]] const std::string& path() const;  // <folder>/<id> of the first folder
+  [[nodiscard]] const std::string& data_path(std::uint32_t folder = 0) const;
+  [[nodiscard]] std::uint64_t bytes() const;  // of all data files
   [[nodiscard]] const StoreContents& contents() const;
   [[nodiscard]] const std::optional<CommitRecord>& last_commit() const;
-  [[nodiscard]] bool dirty() const;  // written since the last commit
-  [[nodiscard]] int fd() const;
-  [[nodiscard]] bool direct_io() const;
-  [[nodiscard]] ExtentPlace place(const ExtentKey& key) const;
+  [[nodiscard]] std::uint32_t slots() const;
+  // One slot a tile, and written since the last commit.
+  [[nodiscard]] bool dirty() const;
+  [[nodiscard]] std::uint32_t folder_count() const;
+  [[nodiscard]] std::uint32_t folder_of(std::uint32_t unit, std::uint32_t tile) const;
+  [[nodiscard]] BlockFile& file(std::uint32_t folder) const;
+  [[nodiscard]] bool direct_io() const;  // of all files
 
-  // The step of the last write of an extent, as headers must say it (-1: never written). Set by
-  // writers (write_now, the engine).
+  // Extents may be written: opened for writing, no commit has failed, and with one slot a tile
+  // mark_dirty() has been called.
+  [[nodiscard]] bool ready_for_writes() const;
+
+  // Where an extent's newest write lies (if there is none: where the first one will), and where the
+  // next one goes: with two slots the slot that the last commit does not name.
+  [[nodiscard]] ExtentPlace read_place(const ExtentKey& key) const;
+  [[nodiscard]] ExtentPlace write_place(const ExtentKey& key) const;
+  // In slot 0, wherever the extent lies now: its lengths, and an address for the race checker.
+  [[nodiscard]] ExtentPlace home_place(const ExtentKey& key) const;
+
+  // The step of the newest write of an extent, as its header must say it (-1: never written).
   [[nodiscard]] std::int64_t step_of(const ExtentKey& key) const;
-  void set_step_of(const ExtentKey& key, std::int64_t step);
+  // Every byte of a write to write_place() was accepted: from now on it is what a read finds.
+  void wrote(const ExtentKey& key, const ExtentPlace& place, std::int64_t step);
 
-  // "unit 3, tile 0 (state) of '<path>/data', at offset 8192": for messages.
+  // "unit 3, tile 0 (state) of '<path>/data', at offset 8192": for messages. Without a place: that
+  // of the newest write.
   [[nodiscard]] std::string describe(const ExtentKey& key) const;
+  [[nodiscard]] std::string describe(const ExtentKey& key, const ExtentPlace& place) const;
 
-  // Builds the header of an extent (with the sums of payload) into `header` (place().header_bytes);
+  // Builds the header of an extent (with the sums of payload) into `header` (place.header_bytes);
   // checks header and payload on the way back.
   void make_header(const ExtentKey& key,
+                   const ExtentPlace& place,
                    std::span<const std::byte> payload,
                    std::int64_t step,
                    std::span<std::byte> header) const;
   [[nodiscard]] Status check(const ExtentKey& key,
+                             const ExtentPlace& place,
                              std::span<const std::byte> header,
                              std::span<const std::byte> payload) const;
+
+  // The same in parts, so that sub-blocks are summed while other bytes are in flight: begin_header,
+  // then set_sum once for each sub-block of kSumBlockBytes (the last may be shorter; any order),
+  // then finish_header. And check_header, then check_sum for each sub-block.
+  void begin_header(const ExtentKey& key,
+                    const ExtentPlace& place,
+                    std::int64_t step,
+                    std::span<std::byte> header) const;
+  static void set_sum(std::span<std::byte> header,
+                      std::uint64_t sub_block,
+                      std::span<const std::byte> bytes);
+  static void finish_header(std::span<std::byte> header);
+  [[nodiscard]] Status check_header(const ExtentKey& key,
+                                    const ExtentPlace& place,
+                                    std::span<const std::byte> header) const;
+  [[nodiscard]] Status check_sum(const ExtentKey& key,
+                                 const ExtentPlace& place,
+                                 std::span<const std::byte> header,
+                                 std::uint64_t sub_block,
+                                 std::span<const std::byte> bytes) const;
 
   // Synchronous I/O of one extent's payload (load, export, commit of tiles that live in RAM).
   // Memory may have any alignment (bounced if it must).
@@ -135,14 +213,17 @@ class Store {
                                  std::span<const std::byte> payload,
                                  std::int64_t step);
 
-  // Sets the dirty flag durably before the first write after a commit; no-op when already dirty.
+  // With one slot: sets the dirty flag durably before the first write after a commit; no-op when
+  // already dirty. With two slots: nothing to do.
   [[nodiscard]] Status mark_dirty();
-  // All tiles must have been written. Writes the map, fdatasync, superblock with generation + 1,
-  // fdatasync; clears the dirty flag.
+  // All tiles must have been written, param and state of a tile to the same slot (asserted). Writes
+  // the map, flushes all folders, writes the superblocks with generation + 1, flushes; clears the
+  // dirty flag. If it fails, the store takes no more writes: the last commit is as it was, or the
+  // one that was being made.
   [[nodiscard]] Status commit(CommitRecord record);
 
-  // Reads every extent and checks it. `on_problem` gets each; returns the number of extents
-  // checked.
+  // Reads every extent of the last commit and checks it. `on_problem` gets each; returns the number
+  // of extents checked.
   [[nodiscard]] Result<std::uint64_t> verify(const std::function<void(const Error&)>& on_problem);
 
  private:
@@ -161,7 +242,8 @@ struct StoreListing {
   std::string problem;  // why it cannot be used; empty: nothing found (extents are not read)
 };
 
-[[nodiscard]] Result<std::vector<StoreListing>> list_stores(const std::string& folder);
-[[nodiscard]] Status remove_store(const std::string& folder, const std::string& id);
+[[nodiscard]] Result<std::vector<StoreListing>> list_stores(
+    const std::vector<std::string>& folders);
+[[nodiscard]] Status remove_store(const std::vector<std::string>& folders, const std::string& id);
 
 }  // namespace headrace::tiers::nvme

@@ -14,6 +14,7 @@
 #include <chrono>
 #include <utility>
 
+#include "core/assert.hpp"
 #include "core/hash.hpp"
 #include "core/log.hpp"
 #include "tiers/nvme/store_folder.hpp"
@@ -59,7 +60,7 @@ class Undo {
     return {};
   }
 
-  [[nodiscard]] Result<DataFile> make_data() {
+  [[nodiscard]] Result<std::unique_ptr<DataFile>> make_data() {
     data_made_ = true;  // or perhaps not: what is not there need not be removed
     return DataFile::open_at(
         store_.fd.get(), kDataName, store_.path + "/" + kDataName, DataFile::Mode::kCreate);
@@ -126,59 +127,87 @@ Status sync_directory(const Folder& folder) {
 }
 
 // Everything of the file, from its first page to its two superblocks.
-Status fill_file(StoreState& state,
-                 const std::string& folder,
-                 bool direct_io_required,
-                 const StoreContents& contents) {
+Status fill_file(StoreState& state, const StoreContents& contents) {
+  BlockFile& file = *state.files.front().file;
+  const format::Superblock& block = state.block();
   std::array<std::byte, kPageBytes> page{};
-  format::encode_superblock(state.block, page);
-  HEADRACE_TRY(state.file.write(format::kSuperblockOffsets[0], page));
-  if (Status status = state.file.allocate(state.block.file_bytes); !status) {
-    // More is missing than check_space foresaw: another writer, a quota, the filesystem's own
-    // needs.
-    HEADRACE_TRY(check_space(folder, state.block.file_bytes, std::nullopt));
-    return std::move(status).error();
-  }
-  HEADRACE_TRY(state.file.enable_direct_io(direct_io_required));
+  format::encode_superblock(block, page);
+  HEADRACE_TRY(file.write(format::kSuperblockOffsets[0], page));
+  HEADRACE_TRY(file.allocate(block.file_bytes));
+  HEADRACE_TRY(write_region(file, block.tile_table.offset, format::encode_tile_table(state.tiles)));
+  HEADRACE_TRY(write_region(
+      file, block.tensor_table.offset, std::as_bytes(std::span(contents.tensor_table))));
   HEADRACE_TRY(
-      state.write_region(state.block.tile_table.offset, format::encode_tile_table(state.tiles)));
-  HEADRACE_TRY(state.write_region(state.block.tensor_table.offset,
-                                  std::as_bytes(std::span(contents.tensor_table))));
-  HEADRACE_TRY(
-      state.write_region(state.block.run_dir.offset, std::as_bytes(std::span(contents.run_dir))));
+      write_region(file, block.run_dir.offset, std::as_bytes(std::span(contents.run_dir))));
   // Until copy A is written too, the store counts as unfinished: one flush for all of the above.
-  format::Superblock ready = state.block;
+  format::Superblock ready = block;
   ready.flags = 0;
-  HEADRACE_TRY(state.write_superblock(ready));  // copy B
-  return state.write_superblock(ready);         // copy A, no longer "creating"
+  HEADRACE_TRY(state.write_superblock(0, ready));  // copy B
+  return state.write_superblock(0, ready);         // copy A, no longer "creating"
 }
 
 }  // namespace
 
-Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options,
-                                             const StoreContents& contents) {
+Result<std::unique_ptr<Store>> Store::format(std::vector<std::unique_ptr<BlockFile>> files,
+                                             const Id128& id,
+                                             const StoreContents& contents,
+                                             const StoreLayoutOptions& options) {
+  HEADRACE_ASSERT(!files.empty(), "a store has a folder");
+  HEADRACE_ASSERT(options.slots == 1 || options.slots == 2, "a tile has one or two slots");
   HEADRACE_ASSIGN(format::Layout layout, format::make_layout(contents));
-  HEADRACE_ASSIGN(Folder folder, make_folder(options.folder));
-  Undo undo(std::move(folder));
-  HEADRACE_TRY(check_space(undo.folder().path, layout.file_bytes, options.space_bytes_max));
-  HEADRACE_ASSIGN(const Id128 id, random_id());
-  HEADRACE_TRY(undo.make_store(id.hex()));
   auto state = std::make_unique<StoreState>();
   state->id = id.hex();
-  state->path = undo.store().path;
+  state->path = files.front()->path();
   state->access = Access::kWrite;
-  HEADRACE_ASSIGN(state->file, undo.make_data());
-  HEADRACE_TRY(state->file.lock(DataFile::Lock::kExclusive));
-  state->block = first_superblock(id, contents, layout);
+  state->files.push_back(StoreFile{.file = std::move(files.front()),
+                                   .block = first_superblock(id, contents, layout),
+                                   .copy = 0});
   HEADRACE_TRY(state->take_tiles(std::move(layout.tiles)));
-  HEADRACE_TRY(fill_file(*state, undo.folder().path, options.direct_io_required, contents));
+  HEADRACE_TRY(fill_file(*state, contents));
   state->contents.tensor_table = contents.tensor_table;
   state->contents.layout_tag = contents.layout_tag;
   state->contents.run_dir = contents.run_dir;
+  return std::unique_ptr<Store>(new Store(std::move(state)));
+}
+
+Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options,
+                                             const StoreContents& contents) {
+  if (options.folders.size() != 1) {
+    return usage_error("nvme tier: a store has one folder")
+        .with_why(fmt::format("{} are given", options.folders.size()));
+  }
+  const StoreFolder& target = options.folders.front();
+  HEADRACE_ASSIGN(const format::Layout layout, format::make_layout(contents));
+  HEADRACE_ASSIGN(Folder folder, make_folder(target.path));
+  Undo undo(std::move(folder));
+  HEADRACE_TRY(check_space(undo.folder().path, layout.file_bytes, target.space_bytes_max));
+  HEADRACE_ASSIGN(const Id128 id, random_id());
+  HEADRACE_TRY(undo.make_store(id.hex()));
+  HEADRACE_ASSIGN(std::unique_ptr<DataFile> file, undo.make_data());
+  HEADRACE_TRY(file->lock(DataFile::Lock::kExclusive));
+  // Direct I/O can be tried once there is a page.
+  HEADRACE_TRY(file->write(0, std::array<std::byte, kPageBytes>{}));
+  HEADRACE_TRY(file->enable_direct_io(options.direct_io_required));
+  std::vector<std::unique_ptr<BlockFile>> files;
+  files.push_back(std::move(file));
+  Result<std::unique_ptr<Store>> store = format(std::move(files),
+                                                id,
+                                                contents,
+                                                {.slots = options.slots,
+                                                 .prewrite = options.prewrite,
+                                                 .progress = options.progress,
+                                                 .folders = options.folders});
+  if (!store) {
+    // More may be missing than check_space foresaw: another writer, a quota, the filesystem's own
+    // needs.
+    HEADRACE_TRY(check_space(undo.folder().path, layout.file_bytes, std::nullopt));
+    return store;
+  }
+  (*store)->state_->path = undo.store().path;
   HEADRACE_TRY(sync_directory(undo.store()));
   HEADRACE_TRY(sync_directory(undo.folder()));
   undo.keep();
-  return std::unique_ptr<Store>(new Store(std::move(state)));
+  return store;
 }
 
 }  // namespace headrace::tiers::nvme

@@ -103,7 +103,7 @@ class DamagedStore : public ::testing::Test {
 TEST_F(DamagedStore, AFlippedBitOfAPayloadOrAHeaderIsFoundAndNamed) {
   const std::vector<ExtentKey> keys = all_extents(**open_store(folder_.path(), id_));
   for (const ExtentKey& key : keys) {
-    const ExtentPlace place = (*open_store(folder_.path(), id_))->place(key);
+    const ExtentPlace place = (*open_store(folder_.path(), id_))->read_place(key);
     const std::string name = (*open_store(folder_.path(), id_))->describe(key);
     for (const std::uint64_t at : {place.offset,
                                    place.offset + 120,
@@ -132,7 +132,7 @@ TEST_F(DamagedStore, AFlippedBitOfAPayloadOrAHeaderIsFoundAndNamed) {
 TEST_F(DamagedStore, VerifyNamesEveryDamagedExtent) {
   const std::vector<ExtentKey> keys = all_extents(**open_store(folder_.path(), id_));
   for (const ExtentKey& key : keys) {
-    const ExtentPlace place = (*open_store(folder_.path(), id_))->place(key);
+    const ExtentPlace place = (*open_store(folder_.path(), id_))->read_place(key);
     flip_bit(data_, place.offset + place.header_bytes + place.payload_bytes / 2);
   }
   EXPECT_EQ(verify_errors().size(), keys.size());
@@ -143,8 +143,8 @@ TEST_F(DamagedStore, AnOlderWriteInItsPlaceIsFound) {
   auto store = std::move(*open_store(folder_.path(), id_, Access::kWrite));
   const ExtentKey key = all_extents(*store)[2];
   HEADRACE_EXPECT_OK(store->write_now(key, pattern(*store, key, 1), 1));
-  store->set_step_of(key, 2);
-  std::vector<std::byte> memory(store->place(key).payload_bytes);
+  store->wrote(key, store->read_place(key), 2);
+  std::vector<std::byte> memory(store->read_place(key).payload_bytes);
   const Status status = store->read_now(key, memory);
   ASSERT_FALSE(status.has_value());
   EXPECT_EQ(status.error().code, ExitCode::kCorrupt);
@@ -162,12 +162,12 @@ TEST_F(DamagedStore, AMisdirectedWriteIsFound) {
   write_all_extents(*store, 1);
   const ExtentKey first{.unit = 0, .tile = 0, .kind = ExtentKind::kParam};
   const ExtentKey second{.unit = 0, .tile = 1, .kind = ExtentKind::kParam};
-  const ExtentPlace from = store->place(first);
+  const ExtentPlace from = store->read_place(first);
   std::vector<char> bytes(from.header_bytes + from.payload_bytes);
   std::fstream file(store->data_path(), std::ios::in | std::ios::out | std::ios::binary);
   file.seekg(static_cast<std::streamoff>(from.offset));
   file.read(bytes.data(), static_cast<std::streamsize>(bytes.size()));
-  file.seekp(static_cast<std::streamoff>(store->place(second).offset));
+  file.seekp(static_cast<std::streamoff>(store->read_place(second).offset));
   file.write(bytes.data(), static_cast<std::streamsize>(bytes.size()));
   file.close();
   std::vector<std::byte> memory(from.payload_bytes);
@@ -189,7 +189,7 @@ TEST_F(DamagedStore, OneSuperblockMayBeLostButNotBoth) {
   const Error error = open_error();
   EXPECT_EQ(error.code, ExitCode::kCorrupt);
   expect_contains(error.why, "checksum is wrong");
-  expect_contains(list_stores(folder_.path()).value().at(0).problem, "checksum is wrong");
+  expect_contains(list_stores({folder_.path()}).value().at(0).problem, "checksum is wrong");
 }
 
 TEST_F(DamagedStore, AFlippedBitOfTheCommitRecordOrATableIsFound) {
@@ -231,7 +231,7 @@ TEST_F(DamagedStore, TruncationUnderAnOpenStoreIsFound) {
   const auto store = open_store(folder_.path(), id_);
   const ExtentKey last = all_extents(**store).back();
   fs::resize_file(data_, bytes_ - 3 * kPageBytes);
-  std::vector<std::byte> memory((*store)->place(last).payload_bytes);
+  std::vector<std::byte> memory((*store)->read_place(last).payload_bytes);
   const Status status = (*store)->read_now(last, memory);
   ASSERT_FALSE(status.has_value());
   EXPECT_EQ(status.error().code, ExitCode::kCorrupt);
@@ -298,11 +298,11 @@ TEST(StoreFaults, AFolderWithoutParentAndAFileInItsPlaceAreRefused) {
 TEST(StoreFaults, WhatDoesNotFitIsRefusedBeforeAnythingIsMade) {
   const TestFolder folder;
   StoreOptions options = auto_options(folder.path() + "/made");
-  options.space_bytes_max = 100'000;
+  options.folders[0].space_bytes_max = 100'000;
   Error error = create_error(options);
   EXPECT_EQ(error.code, ExitCode::kDoesNotFit);
   expect_contains(error.why, "the folder may hold 100000");
-  options.space_bytes_max.reset();
+  options.folders[0].space_bytes_max.reset();
   StoreContents contents;
   contents.tiles = {
       {.unit = 0, .tile = 0, .param_bytes = std::uint64_t{1} << 40U, .state_bytes = 0}};
@@ -331,14 +331,14 @@ TEST(StoreFaults, AWriteThatFailsLeavesTheStoreUsable) {
   HEADRACE_EXPECT_OK(store->mark_dirty());
   const ExtentKey last = all_extents(*store).back();
   {
-    const FileSizeLimit limit(store->place(last).offset + 5 * kPageBytes);
+    const FileSizeLimit limit(store->read_place(last).offset + 5 * kPageBytes);
     const Status status = store->write_now(last, pattern(*store, last, 2), 2);
     ASSERT_FALSE(status.has_value());
     EXPECT_EQ(status.error().code, ExitCode::kOperating);
     expect_contains(status.error().what, store->data_path());
     EXPECT_EQ(store->step_of(last), 1) << "what was not written is not claimed";
   }
-  std::vector<std::byte> memory(store->place(last).payload_bytes);
+  std::vector<std::byte> memory(store->read_place(last).payload_bytes);
   EXPECT_FALSE(store->read_now(last, memory).has_value()) << "half a write is found";
   HEADRACE_EXPECT_OK(store->write_now(last, pattern(*store, last, 2), 2));
   expect_holds(*store, last, 2);
@@ -463,7 +463,7 @@ TEST(StoreFaults, AReadOnlyFilesystemIsSaidToBeOne) {
   const auto writer = open_store(disk.path() + "/s", id, Access::kWrite);
   ASSERT_FALSE(writer.has_value());
   expect_contains(format_error(writer.error(), false), "Read-only");
-  EXPECT_FALSE(remove_store(disk.path() + "/s", id).has_value());
+  EXPECT_FALSE(remove_store({disk.path() + "/s"}, id).has_value());
   {
     const auto reader = open_store(disk.path() + "/s", id);
     ASSERT_TRUE(reader.has_value()) << format_error(reader.error(), true);
@@ -500,7 +500,7 @@ TEST(StoreFaults, WithoutDirectIoAStoreIsRefusedOrBufferedAsAsked) {
     Runtime runtime;
     const auto engine = IoEngine::create(runtime, *store, {.lanes = 2}).value();
     const ExtentKey key = all_extents(*store).back();
-    const PageBuffer memory = testing::pages(store->place(key).payload_bytes);
+    const PageBuffer memory = testing::pages(store->read_place(key).payload_bytes);
     testing::fill(memory.bytes(), key, 2);
     engine->lane(0).write(key, memory.bytes(), 2, 0);
     engine->lane(0).read(key, memory.bytes(), 1);
@@ -509,7 +509,7 @@ TEST(StoreFaults, WithoutDirectIoAStoreIsRefusedOrBufferedAsAsked) {
   }
   const std::string id = store->id();
   store.reset();
-  EXPECT_FALSE(Store::open(disk.path() + "/s", id, Access::kRead, true).has_value());
+  EXPECT_FALSE(Store::open({disk.path() + "/s"}, id, Access::kRead, true).has_value());
   EXPECT_TRUE(open_store(disk.path() + "/s", id).has_value());
 }
 

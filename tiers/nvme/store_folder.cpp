@@ -168,7 +168,7 @@ Result<Folder> enter_store(const Folder& folder, const std::string& id) {
   return writing_error(store.path, reason);
 }
 
-Result<FoundSuperblock> find_superblock(const DataFile& file) {
+Result<FoundSuperblock> find_superblock(BlockFile& file) {
   HEADRACE_ASSIGN(const std::uint64_t file_bytes, file.bytes());
   std::optional<FoundSuperblock> found;
   std::optional<Error> problem;
@@ -224,7 +224,7 @@ Result<FoundSuperblock> find_superblock(const DataFile& file) {
   return std::move(*found);
 }
 
-bool looks_like_store(const DataFile& file) {
+bool looks_like_store(BlockFile& file) {
   const Result<std::uint64_t> bytes = file.bytes();
   if (!bytes) {
     return false;

@@ -55,9 +55,9 @@ struct FoundSuperblock {
   std::optional<Error> damaged_copy;
 };
 
-[[nodiscard]] Result<FoundSuperblock> find_superblock(const DataFile& file);
+[[nodiscard]] Result<FoundSuperblock> find_superblock(BlockFile& file);
 // The data file begins as a store's does, in either copy, or has nothing there at all: what a crash
 // leaves of a creation that had just begun.
-[[nodiscard]] bool looks_like_store(const DataFile& file);
+[[nodiscard]] bool looks_like_store(BlockFile& file);
 
 }  // namespace headrace::tiers::nvme

@@ -29,21 +29,15 @@ bool locked_by_writer(const DataFile& file) {
 }
 
 // Fills in what the superblock and the commit record say.
-Status describe_store(const DataFile& file, StoreListing& listing) {
+Status describe_store(BlockFile& file, StoreListing& listing) {
   HEADRACE_ASSIGN(const FoundSuperblock found, find_superblock(file));
   listing.dirty = (found.block.flags & format::kFlagDirty) != 0;
-  const auto read_region = [&](const format::Region& region) -> Result<std::vector<std::byte>> {
-    std::vector<std::byte> bytes(format::round_up(region.bytes, kPageBytes));
-    HEADRACE_TRY(file.read(region.offset, bytes));
-    bytes.resize(region.bytes);
-    return bytes;
-  };
-  HEADRACE_ASSIGN(const std::vector<std::byte> run_dir, read_region(found.block.run_dir));
+  HEADRACE_ASSIGN(const std::vector<std::byte> run_dir, read_region(file, found.block.run_dir));
   if (hash_bytes(run_dir) == found.block.run_dir.xxh3) {
     listing.run_dir.assign(reinterpret_cast<const char*>(run_dir.data()), run_dir.size());
   }
   if (found.block.generation > 0) {
-    HEADRACE_ASSIGN(const std::vector<std::byte> bytes, read_region(found.block.map));
+    HEADRACE_ASSIGN(const std::vector<std::byte> bytes, read_region(file, found.block.map));
     HEADRACE_ASSIGN(const format::Map map, format::parse_map(found.block, bytes, file.path()));
     listing.step = map.step;
   }
@@ -56,10 +50,11 @@ Status describe_store(const DataFile& file, StoreListing& listing) {
 
 }  // namespace
 
-Result<std::vector<StoreListing>> list_stores(const std::string& folder) {
+namespace {
+
+Status list_folder(const std::string& folder, std::vector<StoreListing>& listings) {
   HEADRACE_ASSIGN(const Folder parent, open_folder(folder));
   HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(parent.path));
-  std::vector<StoreListing> listings;
   for (const std::string& name : names) {
     if (!Id128::from_hex(name)) {
       continue;
@@ -71,32 +66,32 @@ Result<std::vector<StoreListing>> list_stores(const std::string& folder) {
     StoreListing listing;
     listing.id = name;
     listing.path = directory->path;
-    Result<DataFile> file = DataFile::open_at(
+    Result<std::unique_ptr<DataFile>> file = DataFile::open_at(
         directory->fd.get(), kDataName, directory->path + "/" + kDataName, DataFile::Mode::kRead);
     if (!file) {
       listing.problem = file.error().why;
     } else {
-      listing.bytes = file->bytes().value_or(0);
-      listing.locked = locked_by_writer(*file);
-      if (const Status status = describe_store(*file, listing); !status) {
+      listing.bytes = (*file)->bytes().value_or(0);
+      listing.locked = locked_by_writer(**file);
+      if (const Status status = describe_store(**file, listing); !status) {
         listing.problem = status.error().why;
       }
     }
     listings.push_back(std::move(listing));
   }
-  return listings;
+  return {};
 }
 
-Status remove_store(const std::string& folder, const std::string& id) {
+Status remove_part(const std::string& folder, const std::string& id) {
   HEADRACE_ASSIGN(const Folder parent, open_folder(folder));
   HEADRACE_ASSIGN(const Folder directory, enter_store(parent, id));
   const std::string data_path = directory.path + "/" + kDataName;
   {
     HEADRACE_ASSIGN(
-        const DataFile file,
+        const std::unique_ptr<DataFile> file,
         DataFile::open_at(directory.fd.get(), kDataName, data_path, DataFile::Mode::kRead));
-    HEADRACE_TRY(file.lock(DataFile::Lock::kExclusive));
-    if (!looks_like_store(file)) {
+    HEADRACE_TRY(file->lock(DataFile::Lock::kExclusive));
+    if (!looks_like_store(*file)) {
       return usage_error(fmt::format("nvme tier: '{}' is not a headrace store", data_path))
           .with_why("it does not begin as one, so it is left alone")
           .with_hint("remove it by hand if it is not needed");
@@ -111,6 +106,23 @@ Status remove_store(const std::string& folder, const std::string& id) {
     }
     log_warning(fmt::format("nvme tier: '{}' stays: it holds files that are not the store's",
                             directory.path));
+  }
+  return {};
+}
+
+}  // namespace
+
+Result<std::vector<StoreListing>> list_stores(const std::vector<std::string>& folders) {
+  std::vector<StoreListing> listings;
+  for (const std::string& folder : folders) {
+    HEADRACE_TRY(list_folder(folder, listings));
+  }
+  return listings;
+}
+
+Status remove_store(const std::vector<std::string>& folders, const std::string& id) {
+  for (const std::string& folder : folders) {
+    HEADRACE_TRY(remove_part(folder, id));
   }
   return {};
 }

@@ -17,13 +17,16 @@ const char* kind_name(ExtentKind kind) {
 
 Status StoreState::take_tiles(std::vector<format::TileEntry> entries) {
   tiles = std::move(entries);
-  steps = std::make_unique<std::atomic<std::int64_t>[]>(2 * tiles.size());
+  newest = std::make_unique<std::atomic<std::int64_t>[]>(2 * tiles.size());
+  committed_slot = std::make_unique<std::atomic<std::uint32_t>[]>(tiles.size());
   contents.tiles.clear();
   contents.tiles.reserve(tiles.size());
   std::uint64_t payload_bytes_max = 0;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
-    steps[2 * i].store(kNeverWritten, std::memory_order_relaxed);
-    steps[2 * i + 1].store(kNeverWritten, std::memory_order_relaxed);
+    newest[2 * i].store(kNeverWritten, std::memory_order_relaxed);
+    newest[2 * i + 1].store(kNeverWritten, std::memory_order_relaxed);
+    // Before the first commit writes go to slot 0.
+    committed_slot[i].store(block().slots - 1, std::memory_order_relaxed);
     contents.tiles.push_back(TileBytes{.unit = tiles[i].unit,
                                        .tile = tiles[i].tile,
                                        .param_bytes = tiles[i].param_bytes,
@@ -31,109 +34,134 @@ Status StoreState::take_tiles(std::vector<format::TileEntry> entries) {
     payload_bytes_max = std::max({payload_bytes_max, tiles[i].param_bytes, tiles[i].state_bytes});
   }
   HEADRACE_ASSIGN(header, PageBuffer::create(format::header_bytes(payload_bytes_max)));
+  HEADRACE_ASSIGN(scratch, PageBuffer::create(kScratchBytes));
   return {};
 }
 
-std::size_t StoreState::tile_index(const ExtentKey& key) const {
+std::size_t StoreState::tile_index(std::uint32_t unit, std::uint32_t tile) const {
+  const std::pair wanted(unit, tile);
   const auto place = std::lower_bound(
-      tiles.begin(), tiles.end(), key, [](const format::TileEntry& tile, const ExtentKey& wanted) {
-        return std::pair(tile.unit, tile.tile) < std::pair(wanted.unit, wanted.tile);
+      tiles.begin(), tiles.end(), wanted, [](const format::TileEntry& entry, const auto& key) {
+        return std::pair(entry.unit, entry.tile) < key;
       });
-  HEADRACE_ASSERT(place != tiles.end() && place->unit == key.unit && place->tile == key.tile,
+  HEADRACE_ASSERT(place != tiles.end() && place->unit == unit && place->tile == tile,
                   "the store has the tile");
-  HEADRACE_ASSERT(key.kind == ExtentKind::kParam || place->state_bytes > 0,
-                  "a frozen tile has no state extent");
   return static_cast<std::size_t>(place - tiles.begin());
 }
 
-std::atomic<std::int64_t>& StoreState::step(const ExtentKey& key) const {
-  return steps[2 * tile_index(key) + (key.kind == ExtentKind::kParam ? 0 : 1)];
+std::size_t StoreState::extent_index(const ExtentKey& key) const {
+  const std::size_t index = tile_index(key.unit, key.tile);
+  const bool param = key.kind == ExtentKind::kParam;
+  HEADRACE_ASSERT(param || tiles[index].state_bytes > 0, "a frozen tile has no state extent");
+  return 2 * index + (param ? 0 : 1);
 }
 
-format::ExtentIdentity StoreState::identity(const ExtentKey& key) const {
-  const ExtentPlace place = format::extent_place(tiles[tile_index(key)], key.kind);
-  return format::ExtentIdentity{.store_id = block.store_id,
-                                .rank = block.rank,
-                                .world = block.world,
+std::int64_t StoreState::step(const ExtentKey& key) const {
+  const std::int64_t value = newest[extent_index(key)].load(std::memory_order_acquire);
+  return value == kNeverWritten ? kNeverWritten : value / 2;
+}
+
+ExtentPlace StoreState::place(const ExtentKey& key, std::uint32_t slot) const {
+  return format::extent_place(
+      tiles[tile_index(key.unit, key.tile)], key.kind, slot, block().slot_bytes);
+}
+
+ExtentPlace StoreState::read_place(const ExtentKey& key) const {
+  const std::int64_t value = newest[extent_index(key)].load(std::memory_order_acquire);
+  return place(key, value == kNeverWritten ? 0 : static_cast<std::uint32_t>(value % 2));
+}
+
+ExtentPlace StoreState::write_place(const ExtentKey& key) const {
+  const std::size_t tile = tile_index(key.unit, key.tile);
+  const std::uint32_t committed = committed_slot[tile].load(std::memory_order_acquire);
+  return place(key, block().slots == 1 ? 0 : 1 - committed);
+}
+
+format::ExtentIdentity StoreState::identity(const ExtentKey& key, const ExtentPlace& place) const {
+  return format::ExtentIdentity{.format_version = block().format_version,
+                                .store_id = block().store_id,
+                                .rank = block().rank,
+                                .world = block().world,
                                 .key = key,
-                                .slot = 0,
-                                .layout_tag = block.layout_tag,
-                                .folder_index = block.folder_index,
+                                .slot = place.slot,
+                                .layout_tag = block().layout_tag,
+                                .folder_index = place.folder,
                                 .offset = place.offset,
                                 .payload_bytes = place.payload_bytes};
 }
 
-std::string StoreState::describe(const ExtentKey& key) const {
+std::string StoreState::describe(const ExtentKey& key, const ExtentPlace& place) const {
   return fmt::format("unit {}, tile {} ({}) of '{}', at offset {}",
                      key.unit,
                      key.tile,
                      kind_name(key.kind),
-                     file.path(),
-                     format::extent_place(tiles[tile_index(key)], key.kind).offset);
+                     files[place.folder].file->path(),
+                     place.offset);
 }
 
-Error StoreState::corrupt(const ExtentKey& key, std::string why) const {
-  return corrupt_error(fmt::format("nvme tier: corrupt extent: {}", describe(key)))
+Error StoreState::corrupt(const ExtentKey& key, const ExtentPlace& place, std::string why) const {
+  return corrupt_error(fmt::format("nvme tier: corrupt extent: {}", describe(key, place)))
       .with_why(std::move(why))
       .with_hint(fmt::format("`headrace verify {}` lists everything that is damaged", path));
 }
 
-Status StoreState::write_superblock(format::Superblock next) {
-  next.sequence = block.sequence + 1;
-  const int target = 1 - copy;
+Status StoreState::write_superblock(std::uint32_t folder, format::Superblock next) {
+  StoreFile& target = files[folder];
+  next.sequence = target.block.sequence + 1;
+  const int copy = 1 - target.copy;
   std::array<std::byte, kPageBytes> page{};
   format::encode_superblock(next, page);
-  HEADRACE_TRY(file.write(format::kSuperblockOffsets[target], page));
-  HEADRACE_TRY(file.sync());
-  block = next;
-  copy = target;
+  HEADRACE_TRY(target.file->write(format::kSuperblockOffsets[copy], page));
+  HEADRACE_TRY(target.file->sync());
+  target.block = next;
+  target.copy = copy;
   return {};
 }
 
-Result<std::vector<std::byte>> StoreState::read_region(const format::Region& region) const {
+Result<std::vector<std::byte>> read_region(BlockFile& file, const format::Region& region) {
   std::vector<std::byte> bytes(format::round_up(region.bytes, kPageBytes));
   HEADRACE_TRY(file.read(region.offset, bytes));
   bytes.resize(region.bytes);
   return bytes;
 }
 
-Status StoreState::write_region(std::uint64_t offset, std::span<const std::byte> bytes) const {
+Status write_region(BlockFile& file, std::uint64_t offset, std::span<const std::byte> bytes) {
   std::vector<std::byte> pages(format::round_up(bytes.size(), kPageBytes));
   std::copy(bytes.begin(), bytes.end(), pages.begin());
   return file.write(offset, pages);
 }
 
 Status StoreState::verify_extent(const ExtentKey& key, bool any_step) const {
-  const format::ExtentIdentity want = identity(key);
-  const std::span<std::byte> head = header.bytes().first(format::header_bytes(want.payload_bytes));
-  HEADRACE_TRY(file.read(want.offset, head));
+  const ExtentPlace at = read_place(key);
+  BlockFile& file = *files[at.folder].file;
+  const std::span<std::byte> head = header.bytes().first(at.header_bytes);
+  HEADRACE_TRY(file.read(at.offset, head));
   std::optional<std::int64_t> step_wanted;
   if (!any_step) {
-    step_wanted = step(key).load(std::memory_order_relaxed);
+    step_wanted = step(key);
   }
-  if (auto problem = format::extent_header_problem(want, step_wanted, head)) {
-    return corrupt(key, std::move(*problem));
+  if (auto problem = format::extent_header_problem(identity(key, at), step_wanted, head)) {
+    return corrupt(key, at, std::move(*problem));
   }
-  const std::span<std::byte> scratch = file.scratch();
-  static_assert(kSumBlockBytes % kPageBytes == 0);
-  const std::uint64_t chunk = scratch.size() / kSumBlockBytes * kSumBlockBytes;
-  for (std::uint64_t begin = 0; begin < want.payload_bytes; begin += chunk) {
-    const std::span<std::byte> part = scratch.first(std::min(chunk, want.payload_bytes - begin));
-    HEADRACE_TRY(file.read(want.offset + head.size() + begin, part));
+  const std::uint64_t chunk = scratch.bytes().size();
+  for (std::uint64_t begin = 0; begin < at.payload_bytes; begin += chunk) {
+    const std::span<std::byte> part =
+        scratch.bytes().first(std::min(chunk, at.payload_bytes - begin));
+    HEADRACE_TRY(file.read(at.offset + head.size() + begin, part));
     for (std::uint64_t i = 0; i < format::sum_count(part.size()); ++i) {
       const std::uint64_t sub_block = begin / kSumBlockBytes + i;
       if (format::sub_block_sum(part, i) != format::extent_sum(head, sub_block)) {
-        return corrupt(key, sub_block_problem(want, sub_block));
+        return corrupt(key, at, sub_block_problem(at, sub_block));
       }
     }
   }
   return {};
 }
 
-std::string sub_block_problem(const format::ExtentIdentity& extent, std::uint64_t sub_block) {
+std::string sub_block_problem(const ExtentPlace& place, std::uint64_t sub_block) {
   const std::uint64_t begin = sub_block * kSumBlockBytes;
-  const std::uint64_t end = std::min(begin + kSumBlockBytes, extent.payload_bytes);
-  const std::uint64_t payload = extent.offset + format::header_bytes(extent.payload_bytes);
+  const std::uint64_t end = std::min(begin + kSumBlockBytes, place.payload_bytes);
+  const std::uint64_t payload = place.offset + place.header_bytes;
   return fmt::format("the checksum of sub-block {} (bytes {} to {} of the file) is wrong",
                      sub_block,
                      payload + begin,

@@ -118,7 +118,7 @@ TEST(Store, EverySizeAroundSubBlocksSurvivesFromAnyAlignment) {
   const auto store = make_store(folder.path(), contents);
   for (const ExtentKey& key : all_extents(*store)) {
     for (const std::size_t shift : {std::size_t{0}, std::size_t{1}, std::size_t{512}}) {
-      const std::size_t bytes = store->place(key).payload_bytes;
+      const std::size_t bytes = store->read_place(key).payload_bytes;
       std::vector<std::byte> source(bytes + shift);
       const auto step = static_cast<std::int64_t>(shift);
       testing::fill(std::span(source).subspan(shift), key, step);
@@ -145,7 +145,7 @@ TEST(Store, DirectIoIsUsedWhereTheFilesystemHasIt) {
     GTEST_SKIP() << "no direct I/O here: " << store.error().why;
   }
   EXPECT_TRUE((*store)->direct_io());
-  EXPECT_NE(::fcntl((*store)->fd(), F_GETFL) & O_DIRECT, 0);
+  EXPECT_NE(::fcntl((*store)->file(0).fd(), F_GETFL) & O_DIRECT, 0);
 }
 
 TEST(Store, DirtyIsDurableAndACommitClearsIt) {
@@ -224,7 +224,7 @@ TEST(Store, ASecondWriterIsRefusedAndTheFirstIsNamed) {
     expect_contains(second.error().what, "is in use");
     expect_contains(second.error().why, "process " + std::to_string(::getpid()));
   }
-  EXPECT_TRUE(list_stores(folder.path()).value().at(0).locked);
+  EXPECT_TRUE(list_stores({folder.path()}).value().at(0).locked);
   const std::string id = writer->id();
   writer.reset();
 
@@ -233,8 +233,9 @@ TEST(Store, ASecondWriterIsRefusedAndTheFirstIsNamed) {
   EXPECT_TRUE(reader.has_value());
   EXPECT_TRUE(other_reader.has_value());
   EXPECT_FALSE(open_store(folder.path(), id, Access::kWrite).has_value());
-  EXPECT_FALSE(remove_store(folder.path(), id).has_value());
-  EXPECT_FALSE(list_stores(folder.path()).value().at(0).locked) << "readers do not lock others out";
+  EXPECT_FALSE(remove_store({folder.path()}, id).has_value());
+  EXPECT_FALSE(list_stores({folder.path()}).value().at(0).locked)
+      << "readers do not lock others out";
 }
 
 TEST(Store, ALockEndsWithItsProcess) {
@@ -288,9 +289,9 @@ TEST(Store, DescriptorsAreFlatOverManyStores) {
     for (int i = 0; i < 10; ++i) {
       EXPECT_TRUE(open_store(folder.path(), id, Access::kWrite).has_value());
       EXPECT_TRUE(open_store(folder.path(), id, Access::kRead).has_value());
-      EXPECT_TRUE(list_stores(folder.path()).has_value());
+      EXPECT_TRUE(list_stores({folder.path()}).has_value());
     }
-    HEADRACE_EXPECT_OK(remove_store(folder.path(), id));
+    HEADRACE_EXPECT_OK(remove_store({folder.path()}, id));
   };
   round();
   const int before = testing::open_descriptors();
@@ -315,7 +316,7 @@ TEST(Store, ListingTellsWhatIsThereAndSkipsWhatIsNoStore) {
   std::ofstream(folder.path() + "/" + std::string(32, 'a')) << "a file, not a store";
   fs::create_directory_symlink(folder.path() + "/" + committed_id,
                                folder.path() + "/" + std::string(32, 'b'));
-  const std::vector<StoreListing> listings = list_stores(folder.path()).value();
+  const std::vector<StoreListing> listings = list_stores({folder.path()}).value();
   ASSERT_EQ(listings.size(), 2U);
   for (const StoreListing& listing : listings) {
     const bool is_committed = listing.id == committed_id;
@@ -327,7 +328,7 @@ TEST(Store, ListingTellsWhatIsThereAndSkipsWhatIsNoStore) {
     EXPECT_EQ(listing.path, folder.path() + "/" + listing.id);
     EXPECT_EQ(listing.problem, "");
   }
-  const auto missing = list_stores(folder.path() + "/absent");
+  const auto missing = list_stores({folder.path() + "/absent"});
   ASSERT_FALSE(missing.has_value());
   EXPECT_EQ(missing.error().code, ExitCode::kUsage);
 }
@@ -339,13 +340,13 @@ TEST(Store, RemovalTakesOneStoreAndLeavesTheRest) {
   const std::string foreign = folder.path() + "/notes.txt";
   std::ofstream(foreign) << "mine";
   const std::string removed = one->id();
-  ASSERT_FALSE(remove_store(folder.path(), removed).has_value()) << "held by a writer";
+  ASSERT_FALSE(remove_store({folder.path()}, removed).has_value()) << "held by a writer";
   one.reset();
-  HEADRACE_EXPECT_OK(remove_store(folder.path(), removed));
+  HEADRACE_EXPECT_OK(remove_store({folder.path()}, removed));
   EXPECT_FALSE(fs::exists(folder.path() + "/" + removed));
   EXPECT_TRUE(fs::exists(foreign));
   EXPECT_TRUE(fs::exists(two->data_path()));
-  const Status again = remove_store(folder.path(), removed);
+  const Status again = remove_store({folder.path()}, removed);
   ASSERT_FALSE(again.has_value());
   EXPECT_EQ(again.error().code, ExitCode::kUsage);
 }
@@ -357,7 +358,7 @@ TEST(Store, RemovalLeavesForeignFilesOfTheStoresOwnFolder) {
   const std::string id = store->id();
   store.reset();
   std::ofstream(path + "/notes.txt") << "mine";
-  HEADRACE_EXPECT_OK(remove_store(folder.path(), id));
+  HEADRACE_EXPECT_OK(remove_store({folder.path()}, id));
   EXPECT_TRUE(fs::exists(path + "/notes.txt"));
   EXPECT_FALSE(fs::exists(path + "/data"));
 }
@@ -368,7 +369,7 @@ TEST(Store, RemovalRefusesWhatIsNotAStore) {
   fs::create_directory(folder.path() + "/" + id);
   const std::string data = folder.path() + "/" + id + "/data";
   std::ofstream(data) << std::string(200'000, 'x');
-  const Status status = remove_store(folder.path(), id);
+  const Status status = remove_store({folder.path()}, id);
   ASSERT_FALSE(status.has_value());
   EXPECT_EQ(status.error().code, ExitCode::kUsage);
   EXPECT_TRUE(fs::exists(data));
@@ -378,7 +379,7 @@ TEST(Store, RemovalRefusesWhatIsNotAStore) {
                                   std::string(31, 'c'),
                                   std::string(32, 'C'),
                                   id + "/"}) {
-    const Status refused = remove_store(folder.path(), name);
+    const Status refused = remove_store({folder.path()}, name);
     ASSERT_FALSE(refused.has_value()) << name;
     EXPECT_EQ(refused.error().code, ExitCode::kUsage);
   }
@@ -397,7 +398,7 @@ TEST(Store, LinksAreNotFollowedOutOfAFolder) {
     ASSERT_FALSE(opened.has_value());
     expect_contains(opened.error().why, "symbolic link");
   }
-  EXPECT_FALSE(remove_store(folder.path(), id).has_value());
+  EXPECT_FALSE(remove_store({folder.path()}, id).has_value());
   fs::remove(folder.path() + "/" + id);
   fs::create_directory(folder.path() + "/" + id);
   fs::create_symlink(target + "/data", folder.path() + "/" + id + "/data");
@@ -406,7 +407,7 @@ TEST(Store, LinksAreNotFollowedOutOfAFolder) {
     ASSERT_FALSE(opened.has_value());
     expect_contains(opened.error().why, "symbolic link");
   }
-  EXPECT_FALSE(remove_store(folder.path(), id).has_value());
+  EXPECT_FALSE(remove_store({folder.path()}, id).has_value());
   EXPECT_TRUE(fs::exists(target + "/data"));
 }
 
@@ -416,8 +417,8 @@ TEST(Store, APipeInItsPlaceIsRefusedAndDoesNotHang) {
   fs::create_directory(folder.path() + "/" + id);
   ASSERT_EQ(::mkfifo((folder.path() + "/" + id + "/data").c_str(), 0600), 0);
   EXPECT_FALSE(open_store(folder.path(), id).has_value());
-  EXPECT_FALSE(remove_store(folder.path(), id).has_value());
-  EXPECT_EQ(list_stores(folder.path()).value().size(), 1U);
+  EXPECT_FALSE(remove_store({folder.path()}, id).has_value());
+  EXPECT_EQ(list_stores({folder.path()}).value().size(), 1U);
 }
 
 TEST(Store, AnInterruptedCreationIsToldAndCanBeRemoved) {
@@ -447,8 +448,8 @@ TEST(Store, AnInterruptedCreationIsToldAndCanBeRemoved) {
     const auto opened = open_store(folder.path(), id);
     ASSERT_FALSE(opened.has_value());
     expect_contains(opened.error().why, "interrupted");
-    expect_contains(list_stores(folder.path()).value().at(0).problem, "interrupted");
-    HEADRACE_EXPECT_OK(remove_store(folder.path(), id));
+    expect_contains(list_stores({folder.path()}).value().at(0).problem, "interrupted");
+    HEADRACE_EXPECT_OK(remove_store({folder.path()}, id));
     EXPECT_TRUE(folder.empty());
   }
 }
@@ -479,7 +480,7 @@ TEST(Store, OffsetsBeyondFourGibibytesAreKept) {
   const auto store = make_store(folder.path(), contents);
   ASSERT_NE(store, nullptr);
   const ExtentKey last{.unit = 0, .tile = 1, .kind = ExtentKind::kState};
-  EXPECT_GT(store->place(last).offset, std::uint64_t{1} << 32U);
+  EXPECT_GT(store->read_place(last).offset, std::uint64_t{1} << 32U);
   HEADRACE_EXPECT_OK(store->write_now(last, pattern(*store, last, 1), 1));
   expect_holds(*store, last, 1);
 }

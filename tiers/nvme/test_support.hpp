@@ -85,7 +85,8 @@ inline StoreContents small_contents() {
 
 inline StoreOptions auto_options(const std::string& folder) {
   StoreOptions options;
-  options.folder = folder;
+  options.folders = {{.path = folder}};
+  options.slots = 1;
   options.direct_io_required = false;
   return options;
 }
@@ -103,7 +104,7 @@ inline std::unique_ptr<Store> make_store(const std::string& folder,
 inline Result<std::unique_ptr<Store>> open_store(const std::string& folder,
                                                  const std::string& id,
                                                  Store::Access access = Store::Access::kRead) {
-  return Store::open(folder, id, access, false);
+  return Store::open({folder}, id, access, false);
 }
 
 inline std::vector<ExtentKey> all_extents(const Store& store) {
@@ -135,7 +136,7 @@ inline PageBuffer pages(std::size_t bytes) {
 }
 
 inline std::vector<std::byte> pattern(const Store& store, const ExtentKey& key, std::int64_t step) {
-  std::vector<std::byte> bytes(store.place(key).payload_bytes);
+  std::vector<std::byte> bytes(store.read_place(key).payload_bytes);
   fill(bytes, key, step);
   return bytes;
 }
@@ -147,7 +148,7 @@ inline void write_all_extents(Store& store, std::int64_t step) {
 }
 
 inline void expect_holds(Store& store, const ExtentKey& key, std::int64_t step) {
-  std::vector<std::byte> bytes(store.place(key).payload_bytes);
+  std::vector<std::byte> bytes(store.read_place(key).payload_bytes);
   HEADRACE_EXPECT_OK(store.read_now(key, bytes));
   EXPECT_TRUE(bytes == pattern(store, key, step)) << store.describe(key);
 }
