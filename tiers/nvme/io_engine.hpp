@@ -22,17 +22,11 @@
 #include <span>
 
 #include "core/error.hpp"
+#include "tiers/nvme/io_backend.hpp"
 #include "tiers/nvme/store.hpp"
 #include "tiers/queue.hpp"
 
 namespace headrace::tiers::nvme {
-
-// One request of an operation, as it was given to the kernel.
-struct IoRequest {
-  bool write = false;
-  std::uint64_t offset = 0;  // in the data file
-  std::size_t bytes = 0;
-};
 
 // Tests only: may replace what a completion says before the engine looks at it, so that every
 // path after a fault of the system runs against real files. Called on the engine's thread.
