@@ -32,9 +32,7 @@ std::string joined(std::string_view prefix, std::string_view key) {
 // Sections that the design names and this version does not have.
 std::string_view hint_of_later_section(std::string_view name) {
   const std::string_view top = name.substr(0, name.find('.'));
-  return top == "export" ? "`headrace export RUN_DIR OUT_DIR` writes the weights of a commit"
-         : top == "dist" ? "a run is one process with one device in this version"
-                         : "";
+  return top == "dist" ? "a run is one process with one device in this version" : "";
 }
 
 // Keys of which one takes the place of the others when --set names it.
@@ -139,6 +137,7 @@ class Loader {
       case Kind::kSize:
       case Kind::kRate:
       case Kind::kEndurance:
+      case Kind::kInterval:
         return false;
       default:
         return true;
@@ -304,6 +303,9 @@ void fill_defaults(RunConfig& config, const std::string& path) {
   }
   if (config.tiers.nvme.empty()) {
     config.tiers.nvme.emplace_back().path = absolute_path(config.run.dir, "store");
+  }
+  if (config.exports.dir.empty()) {
+    config.exports.dir = absolute_path(config.run.dir, "exports");
   }
 }
 

@@ -161,6 +161,38 @@ void check_eval(const RunConfig& config, std::vector<Error>& errors) {
   }
 }
 
+void check_export(const RunConfig& config, std::vector<Error>& errors) {
+  const ExportSection& exports = config.exports;
+  if (exports.every == "none") {
+    if (exports.keep || exports.best) {
+      add(config,
+          errors,
+          {.key = exports.keep ? "export.keep" : "export.best",
+           .what = fmt::format("export.{} is given, but nothing is exported",
+                               exports.keep ? "keep" : "best"),
+           .hint = "say when: export.every = \"500 steps\""});
+    }
+    return;
+  }
+  if (config.durability.checkpoint == "none") {
+    add(config,
+        errors,
+        {.key = "export.every",
+         .what = "export.every is given with durability.checkpoint = \"none\"",
+         .hint = "weights are exported from a commit, which must stay whole while the run goes on: "
+                 "durability.checkpoint = \"10min\""});
+  }
+  if (exports.best && !config.eval.every) {
+    add(config,
+        errors,
+        {.key = "export.best",
+         .what = "export.best is given without eval.every",
+         .hint =
+             "the best is the one with the lowest evaluation loss: add eval.every, and eval.data "
+             "or eval.fraction"});
+  }
+}
+
 }  // namespace
 
 void check_combinations(const RunConfig& config,
@@ -178,6 +210,7 @@ void check_combinations(const RunConfig& config,
       {"optim", check_optim},
       {"tiers", check_tiers},
       {"eval", check_eval},
+      {"export", check_export},
   };
   for (const Check& check : kChecks) {
     if (!failed_sections.contains(check.section)) {

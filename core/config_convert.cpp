@@ -12,6 +12,7 @@
 
 #include "core/assert.hpp"
 #include "core/files.hpp"
+#include "core/interval.hpp"
 #include "core/quantity.hpp"
 
 namespace headrace::config {
@@ -224,6 +225,13 @@ Result<Value> to_blocks(const Context& context, const ConfigValue& value) {
   return Value(static_cast<std::uint64_t>(blocks) * kBlockElements);
 }
 
+// Kept as text, in the form that interval_text() writes.
+Result<Value> to_interval(const Context& context, const ConfigValue& value) {
+  HEADRACE_ASSIGN(const Interval interval,
+                  to_quantity(context, value, "as in \"100 steps\" or \"10min\"", parse_interval));
+  return Value(interval_text(interval));
+}
+
 Result<Value> to_path(const Context& context, const ConfigValue& value) {
   HEADRACE_ASSIGN(const std::string text, to_text(context, value, "a path", ""));
   return Value(absolute_path(context.base_folder, text));
@@ -260,6 +268,8 @@ Result<Value> convert_kind(Kind kind, const Context& context, const ConfigValue&
       return as_value(to_quantity(context, value, "as in \"1.5GB/s\"", parse_rate));
     case Kind::kEndurance:
       return as_value(to_quantity(context, value, "as in \"1200TBW\"", parse_endurance));
+    case Kind::kInterval:
+      return to_interval(context, value);
     case Kind::kBlocks:
       return to_blocks(context, value);
     case Kind::kGroups:

@@ -131,10 +131,6 @@ constexpr Refusal kTf32Refusals[] = {
      "it rounds the inputs of fp32 products on CUDA devices, which are not in this version",
      "leave it out"},
 };
-constexpr std::string_view kNoCommits = "crash-safe periodic commits are not in this version";
-constexpr std::string_view kNoneHint =
-    "use \"none\": the run commits at its end and when it is interrupted (SIGINT, SIGTERM)";
-constexpr Refusal kCheckpointRefusals[] = {{"*", kNoCommits, kNoneHint}};
 constexpr Refusal kTokenizerRefusals[] = {
     {"*",
      "tokenizer files are not in this version",
@@ -494,10 +490,8 @@ constexpr Key<RunConfig> kRunKeys[] = {
 
     key<&RunConfig::durability, &DurabilitySection::checkpoint>(
         {.name = "durability.checkpoint",
-         .kind = Kind::kText,
-         .doc = "none: commits at a clean end and at an interrupt only",
-         .choices = "none",
-         .refusals = kCheckpointRefusals}),
+         .kind = Kind::kInterval,
+         .doc = "what a crash may cost at most; none: half the disk, commits at clean ends only"}),
 
     key<&RunConfig::eval, &EvalSection::data>(
         {.name = "eval.data",
@@ -520,6 +514,29 @@ constexpr Key<RunConfig> kRunKeys[] = {
                                                   .kind = Kind::kInteger,
                                                   .doc = "micro-batches of an evaluation",
                                                   .range = kCount}),
+
+    key<&RunConfig::exports, &ExportSection::every>(
+        {.name = "export.every",
+         .kind = Kind::kInterval,
+         .doc = "writes the weights as a Hugging Face directory, while the run goes on"}),
+    key<&RunConfig::exports, &ExportSection::dir>(
+        {.name = "export.dir",
+         .kind = Kind::kPath,
+         .doc = "holds a folder for each, step-00000500 and so on; made if its parent exists",
+         .default_words = "exports/ in run.dir"}),
+    key<&RunConfig::exports, &ExportSection::dtype>({.name = "export.dtype",
+                                                     .kind = Kind::kText,
+                                                     .doc = "of the weights",
+                                                     .choices = "f32|bf16|f16"}),
+    key<&RunConfig::exports, &ExportSection::keep>({.name = "export.keep",
+                                                    .kind = Kind::kInteger,
+                                                    .doc = "the newest so many stay",
+                                                    .range = kCount,
+                                                    .default_words = "all"}),
+    key<&RunConfig::exports, &ExportSection::best>(
+        {.name = "export.best",
+         .kind = Kind::kBool,
+         .doc = "the one with the lowest evaluation loss stays too (best.json names it)"}),
 
     key<&RunConfig::log, &LogSection::every>(
         {.name = "log.every",

@@ -32,6 +32,7 @@ enum class Kind {
   kSize,       // bytes
   kRate,       // bytes per second
   kEndurance,  // bytes
+  kInterval,   // text that core/interval.hpp reads
   kBlocks,     // a count of 65,536-element blocks; the field holds elements
   kGroups,     // [[optim.group]]
   kFolders,    // tiers.nvme

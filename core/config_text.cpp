@@ -181,6 +181,8 @@ std::string_view kind_name(Kind kind) {
       return "rate";
     case Kind::kEndurance:
       return "endurance";
+    case Kind::kInterval:
+      return "interval";
     case Kind::kBlocks:
       return "integer";
     case Kind::kGroups:
@@ -192,6 +194,9 @@ std::string_view kind_name(Kind kind) {
 }
 
 std::string allowed_text(const Traits& traits) {
+  if (traits.kind == Kind::kInterval) {
+    return "\"every-step\", \"100 steps\", \"10min\", \"none\"";
+  }
   if (traits.choices.empty()) {
     return bound_text(traits.range);
   }

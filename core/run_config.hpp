@@ -126,7 +126,7 @@ struct TiersSection {
 };
 
 struct DurabilitySection {
-  std::string checkpoint = "none";
+  std::string checkpoint = "10min";  // core/interval.hpp reads it
 
   friend bool operator==(const DurabilitySection&, const DurabilitySection&) = default;
 };
@@ -138,6 +138,17 @@ struct EvalSection {
   std::int64_t batches = 16;
 
   friend bool operator==(const EvalSection&, const EvalSection&) = default;
+};
+
+// [export]: weights only, while the run goes on.
+struct ExportSection {
+  std::string every = "none";        // core/interval.hpp reads it
+  std::string dir;                   // default: <run.dir>/exports
+  std::string dtype = "f32";         // "f32" | "bf16" | "f16"
+  std::optional<std::int64_t> keep;  // the newest so many; absent: all
+  bool best = false;                 // keep the one with the lowest eval.loss too
+
+  friend bool operator==(const ExportSection&, const ExportSection&) = default;
 };
 
 struct LogSection {
@@ -157,6 +168,7 @@ struct RunConfig {
   TiersSection tiers;
   DurabilitySection durability;
   EvalSection eval;
+  ExportSection exports;
   LogSection log;
   // Key ("optim.lr") -> "run.toml:31:1" or "--set optim.lr", for messages about a value.
   std::map<std::string, std::string> where;
@@ -165,7 +177,8 @@ struct RunConfig {
   friend bool operator==(const RunConfig& a, const RunConfig& b) {
     return a.run == b.run && a.model == b.model && a.data == b.data && a.batch == b.batch &&
            a.optim == b.optim && a.precision == b.precision && a.tiers == b.tiers &&
-           a.durability == b.durability && a.eval == b.eval && a.log == b.log;
+           a.durability == b.durability && a.eval == b.eval && a.exports == b.exports &&
+           a.log == b.log;
   }
 };
 

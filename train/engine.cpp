@@ -9,6 +9,7 @@
 
 #include "core/config.hpp"
 #include "core/files.hpp"
+#include "core/interval.hpp"
 #include "core/quantity.hpp"
 #include "model/spec.hpp"
 #include "model/tokenizer.hpp"
@@ -81,6 +82,25 @@ Result<std::optional<std::int64_t>> tile_of(const RunConfig& config, const PlanR
         .with_where(config_place(config, "tiers.tile"));
   }
   return request.stored_tile_elements;
+}
+
+// Two slots a tile are what makes commits safe while the run goes on.
+Result<int> slots_of(const RunConfig& config, const Interval& commits, const PlanRequest& request) {
+  const int wanted = commits.never() ? 1 : 2;
+  if (!request.stored_slots || *request.stored_slots >= wanted) {
+    return request.stored_slots.value_or(wanted);
+  }
+  if (config.where.contains("durability.checkpoint")) {
+    return usage_error(fmt::format("durability.checkpoint = \"{}\", but the run's store was made "
+                                   "with \"none\"",
+                                   config.durability.checkpoint))
+        .with_why(
+            "with one slot a tile no commit can be made while the run goes on, and a store "
+            "keeps the slots that it was made with")
+        .with_hint("--set durability.checkpoint=none")
+        .with_where(config_place(config, "durability.checkpoint"));
+  }
+  return *request.stored_slots;
 }
 
 // For arenas, where nobody says more.
@@ -190,6 +210,11 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   settings.nvme_read_cap = config.tiers.links.nvme_read;
   settings.nvme_write_cap =
       smaller_of(config.tiers.links.nvme_write, folder.write_limit_bytes_per_s);
+  HEADRACE_ASSIGN(settings.commit_interval, parse_interval(config.durability.checkpoint));
+  HEADRACE_ASSIGN(settings.store_slots, slots_of(config, settings.commit_interval, request));
+  if (settings.store_slots < 2) {
+    settings.commit_interval = {};
+  }
   settings.steps = request.steps;
   settings.endurance_bytes = folder.endurance_bytes;
   settings.config_name = config.file;

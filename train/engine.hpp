@@ -38,6 +38,7 @@ struct PlanRequest {
   std::int64_t steps = 0;  // of the run; 0: unknown
   // Of the store that a resumed run has; wins over "auto", contradicts anything else.
   std::optional<std::int64_t> stored_tile_elements;
+  std::optional<int> stored_slots;
   // Of another machine that is planned for: all of it is available there.
   std::optional<std::uint64_t> memory_bytes;
 };

@@ -15,6 +15,7 @@
 #include <span>
 #include <utility>
 
+#include "core/assert.hpp"
 #include "core/files.hpp"
 #include "core/hash.hpp"
 #include "core/log.hpp"
@@ -231,6 +232,73 @@ void set_drive(const DriveRates& drive, MachineFile& machine) {
   machine.profile.nvme_capacity_bytes = drive.capacity_bytes;
 }
 
+DriveRates drive_of(const MachineFile& machine) {
+  return DriveRates{.read_bytes_per_s = machine.profile.nvme_read_bytes_per_s,
+                    .write_bytes_per_s = machine.profile.nvme_write_bytes_per_s,
+                    .mixed_bytes_per_s = machine.profile.nvme_mixed_bytes_per_s,
+                    .capacity_bytes = machine.profile.nvme_capacity_bytes,
+                    .device = machine.nvme_device};
+}
+
+// The drives below a store's folders, each measured once.
+class Drives {
+ public:
+  // A drive whose rates need not be measured.
+  void know(DriveRates rates) { drives_.push_back({.rates = std::move(rates), .folders = 0}); }
+
+  [[nodiscard]] Status add(const std::string& folder) {
+    const std::string device = device_of(folder);
+    auto drive = std::find_if(drives_.begin(), drives_.end(), [&](const Drive& known) {
+      return known.rates.device == device;
+    });
+    if (drive == drives_.end()) {
+      log_info(fmt::format("measuring the drive of '{}'", folder));
+      HEADRACE_ASSIGN(DriveRates rates, probe_drive(folder));
+      drive = drives_.insert(drives_.end(), {.rates = std::move(rates), .folders = 0});
+    }
+    drive->folders += 1;
+    folder_drives_.push_back(static_cast<std::size_t>(drive - drives_.begin()));
+    return {};
+  }
+
+  // `profile` with the rates of all drives that hold a folder.
+  [[nodiscard]] MachineProfile together(MachineProfile profile) const {
+    profile.nvme_read_bytes_per_s = profile.nvme_write_bytes_per_s = 0;
+    profile.nvme_mixed_bytes_per_s = 0;
+    profile.nvme_capacity_bytes = 0;
+    for (const Drive& drive : drives_) {
+      if (drive.folders > 0) {
+        profile.nvme_read_bytes_per_s += drive.rates.read_bytes_per_s;
+        profile.nvme_write_bytes_per_s += drive.rates.write_bytes_per_s;
+        profile.nvme_mixed_bytes_per_s += drive.rates.mixed_bytes_per_s;
+        profile.nvme_capacity_bytes += drive.rates.capacity_bytes;
+      }
+    }
+    return profile;
+  }
+
+  [[nodiscard]] std::vector<double> folder_rates() const {
+    std::vector<double> rates;
+    for (const std::size_t index : folder_drives_) {
+      const Drive& drive = drives_[index];
+      // One that could not be measured counts as a slow drive, not as none.
+      constexpr double kUnmeasuredBytesPerS = 1e8;
+      rates.push_back(std::max(drive.rates.mixed_bytes_per_s, kUnmeasuredBytesPerS) /
+                      drive.folders);
+    }
+    return rates;
+  }
+
+ private:
+  struct Drive {
+    DriveRates rates;
+    int folders = 0;
+  };
+
+  std::vector<Drive> drives_;
+  std::vector<std::size_t> folder_drives_;  // by folder, in the order of add()
+};
+
 // The cached profile, where it is of this machine.
 std::optional<MachineFile> cached_machine(const std::string& cache, const MachineProfile& here) {
   if (cache.empty() || !path_exists(cache)) {
@@ -271,26 +339,28 @@ Result<MachineFile> probe_machine(const std::string& store_folder) {
   return machine;
 }
 
-Result<MachineProfile> find_machine(const std::string& given, const std::string& store_folder) {
+Result<FoundMachine> find_machine(const std::string& given,
+                                  const std::vector<std::string>& store_folders) {
+  HEADRACE_ASSERT(!store_folders.empty(), "a store has a folder");
   HEADRACE_ASSIGN(const MachineProfile here, this_machine());
   if (!given.empty()) {
     HEADRACE_ASSIGN(const MachineFile machine, read_machine_file(given));
     warn_of_differences(given, fingerprint_differences(machine.profile, here));
-    return machine.profile;
+    return FoundMachine{.profile = machine.profile,
+                        .folder_bytes_per_s = std::vector<double>(store_folders.size(), 1.0)};
   }
   const std::string cache = machine_cache_path();
   std::optional<MachineFile> machine = cached_machine(cache, here);
   if (!machine) {
-    HEADRACE_ASSIGN(machine, probe_and_keep(cache, store_folder));
+    HEADRACE_ASSIGN(machine, probe_and_keep(cache, store_folders.front()));
   }
-  const std::string parent = existing_parent(store_folder);
-  if (machine->nvme_device != device_of(parent)) {
-    // The profile keeps the drive that was measured first; another one is measured for this run.
-    log_info(fmt::format("measuring the drive of '{}'", parent));
-    HEADRACE_ASSIGN(const DriveRates drive, probe_drive(parent));
-    set_drive(drive, *machine);
+  Drives drives;
+  drives.know(drive_of(*machine));
+  for (const std::string& folder : store_folders) {
+    HEADRACE_TRY(drives.add(existing_parent(folder)));
   }
-  return machine->profile;
+  return FoundMachine{.profile = drives.together(machine->profile),
+                      .folder_bytes_per_s = drives.folder_rates()};
 }
 
 Result<MachineProfile> known_machine() {

@@ -10,6 +10,7 @@
 
 #include <cstdint>
 #include <string>
+#include <vector>
 
 #include "core/error.hpp"
 #include "train/machine_file.hpp"
@@ -21,11 +22,19 @@ inline constexpr std::uint64_t kProbeFileBytes = std::uint64_t{256} << 20U;
 // `store_folder` need not exist: its nearest existing parent is on the same drive.
 [[nodiscard]] Result<MachineFile> probe_machine(const std::string& store_folder);
 
+struct FoundMachine {
+  // Its nvme rates are those of all folders together.
+  plan::MachineProfile profile;
+  // Of each folder, in the order asked: reads and writes together. Folders on one drive share it.
+  std::vector<double> folder_bytes_per_s;
+};
+
 // The profile to plan with: `given` where not empty (a fingerprint that differs is a warning in the
-// log); else the user's cache, where it is of this machine and drive; else a fresh probe, which is
-// kept in the cache.
-[[nodiscard]] Result<plan::MachineProfile> find_machine(const std::string& given,
-                                                        const std::string& store_folder);
+// log; its drive counts as the only one); else the user's cache, where it is of this machine; else
+// a fresh probe, which is kept in the cache. Drives that the cache does not have are measured for
+// this run.
+[[nodiscard]] Result<FoundMachine> find_machine(const std::string& given,
+                                                const std::vector<std::string>& store_folders);
 
 // The same without measuring: an empty profile where neither is there. For commands whose plan is
 // about memory only.

@@ -28,6 +28,7 @@ RunState example() {
   state.config.optim.group = {frozen};
   state.config.tiers.nvme.resize(1);
   state.config.tiers.nvme[0].path = "/runs/demo/store";
+  state.config.exports.dir = "/runs/demo/exports";
   model::Architecture& architecture = state.numbers.architecture;
   architecture.family = model::Family::kLlama;
   architecture.layers = 2;

@@ -19,6 +19,7 @@
 #include "train/engine.hpp"
 #include "train/memory_meter.hpp"
 #include "train/metrics.hpp"
+#include "train/periodic_export.hpp"
 #include "train/report.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
@@ -75,6 +76,7 @@ struct Session {
   std::unique_ptr<tiers::nvme::Store> store;
   std::unique_ptr<Engine> engine;
   std::optional<MetricsFile> metrics;
+  std::unique_ptr<PeriodicExport> exports;  // null: none are wanted
 };
 
 [[nodiscard]] Result<std::unique_ptr<Session>> open_session(const SessionOptions& options);

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "core/files.hpp"
+#include "core/interval.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
 #include "train/evaluate.hpp"
@@ -29,10 +30,10 @@ class Trainer {
 
   Result<TrainSummary> run() {
     begin_summary();
-    while (session_.state.step < session_.steps && !interrupt_requested() && !gave_up()) {
-      HEADRACE_TRY(one_step());
+    HEADRACE_ASSIGN(checkpoint_, parse_interval(session_.config.durability.checkpoint));
+    if (Status status = train(); !status) {
+      return with_way_on(std::move(status).error());
     }
-    HEADRACE_TRY(commit());
     HEADRACE_TRY(session_.engine->check_races());
     HEADRACE_TRY(session_.engine->write_trace(session_.paths.trace()));
     if (gave_up()) {
@@ -43,6 +44,78 @@ class Trainer {
   }
 
  private:
+  Status train() {
+    // An export that was cut short, of the commit that the run goes on from.
+    if (session_.exports != nullptr && session_.state.step > 0) {
+      export_due_ = session_.exports->due(session_.state.step);
+      start_export();
+    }
+    while (session_.state.step < session_.steps && !interrupt_requested() && !gave_up()) {
+      HEADRACE_TRY(one_step());
+      const bool more = session_.state.step < session_.steps;
+      if (more && (commit_due() || export_due_)) {
+        HEADRACE_TRY(commit());
+        start_export();
+      }
+    }
+    if (committed_step() != session_.state.step) {
+      HEADRACE_TRY(commit());
+    }
+    start_export();
+    if (session_.exports != nullptr) {
+      session_.exports->finish();
+      summary_.exports = session_.exports->counts();
+    }
+    if (summary_.commits > 0) {
+      // How far the commits have come, for whoever finds the store lost; not at each of them, since
+      // a commit does no work on folders.
+      HEADRACE_TRY(note_commit());
+    }
+    return {};
+  }
+
+  // From the commit that has just been made. After an interrupt there is no time for it; the step
+  // stays due.
+  void start_export() {
+    if (std::exchange(export_due_, false) && !interrupt_requested()) {
+      session_.exports->start(session_.state.step, last_eval_loss_);
+    }
+  }
+
+  // Of the store's last commit; -1: none.
+  [[nodiscard]] std::int64_t committed_step() const {
+    const auto& commit = session_.store->last_commit();
+    return commit ? commit->step : -1;
+  }
+
+  [[nodiscard]] bool commit_due() const {
+    if (session_.store->slots() < 2) {
+      return false;  // with one slot the only commit is the last
+    }
+    return checkpoint_.steps > 0
+               ? session_.state.step % checkpoint_.steps == 0
+               : checkpoint_.seconds > 0 && seconds_since(last_commit_time_) >= checkpoint_.seconds;
+  }
+
+  // What a user needs to know beside what failed: where the run can go on from.
+  [[nodiscard]] Error with_way_on(Error error) const {
+    const std::int64_t step = committed_step();
+    std::string way_on;
+    if (step < 0) {
+      way_on = "nothing was committed yet; the same command starts the run again";
+    } else if (session_.store->dirty()) {
+      way_on = fmt::format(
+          "the commit of step {} was written over (durability.checkpoint = \"none\"): start again "
+          "with --overwrite",
+          step);
+    } else {
+      way_on =
+          fmt::format("the commit of step {} is whole; the same command goes on from it", step);
+    }
+    error.hint += (error.hint.empty() ? "" : "; ") + way_on;
+    return error;
+  }
+
   [[nodiscard]] bool gave_up() const { return session_.state.skipped_in_row >= kSkippedInRowMax; }
 
   Error gave_up_error() {
@@ -70,6 +143,7 @@ class Trainer {
 
   Status one_step() {
     const Clock::time_point begin = Clock::now();
+    const double commit_s = std::exchange(uncounted_commit_s_, 0);
     HEADRACE_TRY(session_.loader->fill(session_.state.step, batch_));
     const double data_s = seconds_since(begin);
     exec::Executor& executor = session_.engine->executor();
@@ -81,11 +155,14 @@ class Trainer {
     inputs.clip = session_.config.optim.clip;
     HEADRACE_ASSIGN(const exec::StepResult result, executor.step(inputs));
     StepMetrics row = make_row(result, inputs.lr);
-    row.step_s = seconds_since(begin);
+    row.step_s = seconds_since(begin) + commit_s;
     row.tokens_per_s = static_cast<double>(session_.loader->tokens_per_step()) / row.step_s;
     row.stall_s["data"] = data_s;
+    row.stall_s["commit"] = commit_s;
     take_notes(row);
+    export_due_ = session_.exports != nullptr && session_.exports->due(row.step);
     HEADRACE_TRY(evaluate_if_due(row));
+    last_eval_loss_ = row.eval ? std::optional(row.eval->loss) : std::nullopt;
     HEADRACE_TRY(session_.metrics->append(row));
     if (row.step % session_.config.log.every == 0 || row.skipped || row.eval ||
         row.step == session_.steps) {
@@ -113,7 +190,7 @@ class Trainer {
     for (const auto& [link, bytes] : result.link_bytes) {
       row.bytes[link] = bytes;
     }
-    row.bytes["commit"] = 0;  // commits follow the last row
+    row.bytes["commit"] = std::exchange(uncounted_commit_bytes_, 0);
     const exec::PeakMemory peak = session_.engine->executor().peak();
     row.peak = {.device = peak.device_bytes,
                 .host = peak.host_bytes,
@@ -135,7 +212,7 @@ class Trainer {
   void take_notes(const StepMetrics& row) {
     summary_.steps_now += 1;
     summary_.seconds += row.step_s;
-    later_seconds_ += summary_.steps_now > 1 ? row.step_s : 0;
+    later_seconds_ += summary_.steps_now > 1 ? row.step_s - row.stall_s.at("commit") : 0;
     summary_.peak = row.peak;
     if (row.skipped) {
       summary_.skipped += 1;
@@ -151,7 +228,10 @@ class Trainer {
 
   Status evaluate_if_due(StepMetrics& row) {
     const std::optional<std::int64_t>& every = session_.config.eval.every;
-    if (!session_.eval_loader || !every || (row.step % *every != 0 && row.step != session_.steps)) {
+    const bool due =
+        every && (row.step % *every == 0 || row.step == session_.steps ||
+                  (export_due_ && session_.config.exports.best));  // to be compared with others
+    if (!session_.eval_loader || !due) {
       return {};
     }
     HEADRACE_ASSIGN(const EvalResult result,
@@ -162,21 +242,36 @@ class Trainer {
   }
 
   Status commit() {
-    HEADRACE_TRY(session_.metrics->sync());
     const Clock::time_point begin = Clock::now();
+    if (session_.exports != nullptr) {
+      session_.exports->finish();  // it reads what the commit before this one names
+    }
+    HEADRACE_TRY(session_.metrics->sync());
     HEADRACE_ASSIGN(
         summary_.commit_bytes,
         session_.engine->executor().commit(session_.state.step, run_state_to_text(session_.state)));
     summary_.commit_s = seconds_since(begin);
-    HEADRACE_TRY(write_store_reference(session_.paths,
-                                       {.folder = parent_path(session_.store->path()),
-                                        .id = session_.store->id(),
-                                        .committed_step = session_.state.step}));
-    log_info(fmt::format("committed step {} ({} written in {})",
-                         session_.state.step,
-                         format_bytes(summary_.commit_bytes),
-                         format_duration(summary_.commit_s)));
-    return {};
+    summary_.commits += 1;
+    uncounted_commit_s_ += summary_.commit_s;
+    uncounted_commit_bytes_ += summary_.commit_bytes;
+    last_commit_time_ = Clock::now();
+    const std::string text = fmt::format("committed step {} ({} written in {})",
+                                         session_.state.step,
+                                         format_bytes(summary_.commit_bytes),
+                                         format_duration(summary_.commit_s));
+    if (checkpoint_.steps == 1 && session_.state.step < session_.steps) {
+      log_debug(text);  // a line a step says nothing
+    } else {
+      log_info(text);
+    }
+    return summary_.commits == 1 ? note_commit() : Status();
+  }
+
+  Status note_commit() {
+    return write_store_reference(session_.paths,
+                                 {.folder = parent_path(session_.store->path()),
+                                  .id = session_.store->id(),
+                                  .committed_step = committed_step()});
   }
 
   void end_summary() {
@@ -195,7 +290,13 @@ class Trainer {
   TrainObserver& observer_;
   StepBatch batch_;
   TrainSummary summary_;
-  double later_seconds_ = 0;  // of the steps after the first
+  Interval checkpoint_;
+  Clock::time_point last_commit_time_ = Clock::now();
+  bool export_due_ = false;               // of the step that has just been made
+  std::optional<double> last_eval_loss_;  // of the same step
+  double uncounted_commit_s_ = 0;         // of commits since the last row
+  std::uint64_t uncounted_commit_bytes_ = 0;
+  double later_seconds_ = 0;  // of the steps after the first, commits left out
   std::string last_cause_;
 };
 
@@ -226,9 +327,14 @@ Json summary_to_json(const TrainSummary& summary) {
   json.add("step_s", summary.step_s_mean);
   json.add("predicted_step_s", summary.predicted_step_s);
   Json commit = Json::object();
+  commit.add("count", summary.commits);
   commit.add("bytes", summary.commit_bytes);
   commit.add("seconds", summary.commit_s);
   json.add("commit", std::move(commit));
+  Json exports = Json::object();
+  exports.add("written", summary.exports.written);
+  exports.add("failed", summary.exports.failed);
+  json.add("exports", std::move(exports));
   Json peak = Json::object();
   peak.add("device", summary.peak.device);
   peak.add("host", summary.peak.host);

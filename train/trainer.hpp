@@ -1,10 +1,12 @@
-// The loop: data, step, metrics, until the steps are done or the run is interrupted; then a commit.
+// The loop: data, step, metrics, and a commit whenever durability.checkpoint says so, until the
+// steps are done or the run is interrupted; then a last commit.
 //
 // Invariant: a step's row is in metrics.jsonl before the next step begins, and durable before the
-// commit that knows the step. A step with NaN or Inf in its gradients is skipped by the executor:
-// step and data go on, the update count and the schedule do not; kSkippedInRowMax of them in a row
-// stop the run, after a commit. SIGINT and SIGTERM end the run after the step, with a commit.
-// Thread: main's. Failure: Result; after an operation's error the store keeps no newer commit.
+// commit that knows the step; what a commit cost is told by the row after it. A step with NaN or
+// Inf in its gradients is skipped by the executor: step and data go on, the update count and the
+// schedule do not; kSkippedInRowMax of them in a row stop the run, after a commit. SIGINT and
+// SIGTERM end the run after the step, with a commit. Thread: main's. Failure: Result; after an
+// operation's error the store's last commit is whole, and the error says how to go on from it.
 #pragma once
 
 #include <cstdint>
@@ -43,8 +45,10 @@ struct TrainSummary {
   double seconds = 0;      // of this process's steps
   double step_s_mean = 0;  // without the first step
   double predicted_step_s = 0;
-  std::uint64_t commit_bytes = 0;
-  double commit_s = 0;
+  std::int64_t commits = 0;
+  std::uint64_t commit_bytes = 0;  // of the last commit
+  double commit_s = 0;             // of the last commit
+  ExportCounts exports;
   PeakBytes peak;
   std::uint64_t planned_peak_bytes = 0;  // arenas and process
 };

@@ -50,14 +50,17 @@ struct TensorPlace {
 
 class CommittedWeights final : public Weights {
  public:
+  // `owned` is `store`, or null where it belongs to someone else.
   CommittedWeights(std::string dir,
-                   std::unique_ptr<tiers::nvme::Store> store,
+                   tiers::nvme::Store& store,
+                   std::unique_ptr<tiers::nvme::Store> owned,
                    TensorTable table,
-                   std::unique_ptr<tiers::Arena> tile_memory)
+                   std::unique_ptr<tiers::Arena> memory)
       : dir_(std::move(dir)),
-        store_(std::move(store)),
+        store_(&store),
+        owned_(std::move(owned)),
         table_(std::move(table)),
-        tile_memory_(std::move(tile_memory)) {
+        memory_(std::move(memory)) {
     for (std::size_t unit = 0; unit < table_.units.size(); ++unit) {
       for (const StoredTensor& tensor : table_.units[unit].tensors) {
         places_[tensor.name] = {.unit = unit, .tensor = &tensor};
@@ -110,7 +113,7 @@ class CommittedWeights final : public Weights {
       const std::size_t count =
           std::min(out.size() - done, static_cast<std::size_t>(tile.elements - within));
       std::memcpy(out.data() + done,
-                  tile_memory_->data() + static_cast<std::size_t>(within) * sizeof(float),
+                  tile_memory() + static_cast<std::size_t>(within) * sizeof(float),
                   count * sizeof(float));
       done += count;
       at += static_cast<std::int64_t>(count);
@@ -118,7 +121,7 @@ class CommittedWeights final : public Weights {
     return {};
   }
 
-  // Brings the tile that holds the unit's element `at` into tile_memory_.
+  // Brings the tile that holds the unit's element `at` into tile_memory().
   Status fetch(std::size_t unit, std::int64_t at) {
     const std::vector<plan::TileSpec>& tiles = table_.units[unit].tiles;
     const auto after = std::upper_bound(
@@ -131,7 +134,9 @@ class CommittedWeights final : public Weights {
           .with_hint("restore the store from a copy");
     }
     const std::pair wanted(unit, static_cast<std::size_t>(after - tiles.begin()));
-    if (cached_ == wanted) {
+    // Another commit of a store that is being written to has other bytes in the same tile.
+    const std::uint64_t generation = store_->last_commit()->generation;
+    if (cached_ == wanted && cached_generation_ == generation) {
       return {};
     }
     cached_.reset();
@@ -139,21 +144,27 @@ class CommittedWeights final : public Weights {
     HEADRACE_TRY(store_->read_now({.unit = static_cast<std::uint32_t>(wanted.first),
                                    .tile = static_cast<std::uint32_t>(wanted.second),
                                    .kind = tiers::nvme::ExtentKind::kParam},
-                                  {tile_memory_->data(), bytes}));
+                                  {tile_memory(), bytes}));
     cached_ = wanted;
+    cached_generation_ = generation;
     return {};
   }
 
   std::string dir_;
-  std::unique_ptr<tiers::nvme::Store> store_;
+
+  [[nodiscard]] std::byte* tile_memory() const { return memory_->data(); }
+
+  tiers::nvme::Store* store_;
+  std::unique_ptr<tiers::nvme::Store> owned_;
   TensorTable table_;
-  std::unique_ptr<tiers::Arena> tile_memory_;  // of the largest tile
+  std::unique_ptr<tiers::Arena> memory_;  // of the largest header and the largest tile
   std::unordered_map<std::string, TensorPlace> places_;
-  std::optional<std::pair<std::size_t, std::size_t>> cached_;  // unit and tile in tile_memory_
+  std::optional<std::pair<std::size_t, std::size_t>> cached_;  // unit and tile in tile_memory()
+  std::uint64_t cached_generation_ = 0;
 };
 
 // The table's tiles are those that the store was made for.
-Status check_tiles(const tiers::nvme::Store& store, const TensorTable& table) {
+Status check_tiles(tiers::nvme::Store& store, const TensorTable& table) {
   std::size_t tiles = 0;
   for (const StoredUnit& unit : table.units) {
     tiles += unit.tiles.size();
@@ -174,24 +185,27 @@ Status check_tiles(const tiers::nvme::Store& store, const TensorTable& table) {
       .with_hint("restore the store from a copy");
 }
 
+Result<std::unique_ptr<Weights>> make_committed(std::string dir,
+                                                tiers::nvme::Store& store,
+                                                std::unique_ptr<tiers::nvme::Store> owned) {
+  HEADRACE_ASSIGN(TensorTable table,
+                  tensor_table_from_text(store.contents().tensor_table, store.path()));
+  HEADRACE_TRY(check_tiles(store, table));
+  std::uint64_t tile_bytes = 0;
+  for (const tiers::nvme::TileBytes& tile : store.contents().tiles) {
+    tile_bytes = std::max(tile_bytes, tile.param_bytes);
+  }
+  HEADRACE_ASSIGN(std::unique_ptr<tiers::Arena> memory,
+                  tiers::Arena::create(tiers::Tier::kHost, "committed", tile_bytes));
+  return std::unique_ptr<Weights>(std::make_unique<CommittedWeights>(
+      std::move(dir), store, std::move(owned), std::move(table), std::move(memory)));
+}
+
 Result<std::unique_ptr<Weights>> open_committed(const std::string& dir) {
   const RunPaths paths{.dir = absolute_path(working_directory(), dir)};
   HEADRACE_ASSIGN(std::unique_ptr<tiers::nvme::Store> store, open_committed_store(paths));
-  HEADRACE_ASSIGN(TensorTable table,
-                  tensor_table_from_text(store->contents().tensor_table, store->path()));
-  HEADRACE_TRY(check_tiles(*store, table));
-  std::int64_t elements = 0;
-  for (const StoredUnit& unit : table.units) {
-    for (const plan::TileSpec& tile : unit.tiles) {
-      elements = std::max(elements, tile.elements);
-    }
-  }
-  HEADRACE_ASSIGN(
-      std::unique_ptr<tiers::Arena> memory,
-      tiers::Arena::create(
-          tiers::Tier::kHost, "tile", static_cast<std::size_t>(elements) * sizeof(float)));
-  return std::unique_ptr<Weights>(std::make_unique<CommittedWeights>(
-      dir, std::move(store), std::move(table), std::move(memory)));
+  tiers::nvme::Store& opened = *store;
+  return make_committed(dir, opened, std::move(store));
 }
 
 }  // namespace
@@ -201,6 +215,11 @@ std::string tokenizer_of(const model::Architecture& architecture) {
     return "bytes";
   }
   return architecture.tokenizer;
+}
+
+Result<std::unique_ptr<Weights>> weights_of_commit(tiers::nvme::Store& store,
+                                                   const std::string& run_dir) {
+  return make_committed(run_dir, store, nullptr);
 }
 
 Result<std::unique_ptr<Weights>> open_weights(const std::string& dir,

@@ -14,6 +14,7 @@
 #include "core/error.hpp"
 #include "model/architecture.hpp"
 #include "scheduler/plan/model_spec.hpp"
+#include "tiers/nvme/store.hpp"
 
 namespace headrace::train {
 
@@ -38,5 +39,10 @@ class Weights {
 // `ignore` is model.ignore. Errors: neither kind of directory; no commit; a bad model.
 [[nodiscard]] Result<std::unique_ptr<Weights>> open_weights(const std::string& dir,
                                                             const std::vector<std::string>& ignore);
+
+// Those of the last commit of a store that is being written to: the slots that the commit names are
+// read. `store` outlives the result; while it is read, on whatever thread, no commit may be made.
+[[nodiscard]] Result<std::unique_ptr<Weights>> weights_of_commit(tiers::nvme::Store& store,
+                                                                 const std::string& run_dir);
 
 }  // namespace headrace::train

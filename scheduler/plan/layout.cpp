@@ -334,10 +334,13 @@ void count_store(Context& context) {
       state.nvme_bytes += tile.frozen ? 0 : 2 * fp32_bytes(tile.elements);
     }
   }
-  context.plan.nvme_bytes = context.training ? weights.nvme_bytes + state.nvme_bytes : 0;
   if (!context.training) {
     weights.nvme_bytes = state.nvme_bytes = 0;
   }
+  MemoryRow& commits = context.memory.row_of("commits");
+  commits.nvme_bytes = static_cast<std::uint64_t>(context.settings.store_slots - 1) *
+                       (weights.nvme_bytes + state.nvme_bytes);
+  context.plan.nvme_bytes = weights.nvme_bytes + state.nvme_bytes + commits.nvme_bytes;
 }
 
 }  // namespace
@@ -362,6 +365,7 @@ Layout lay_out_memory(const ModelSpec& model,
   for (const char* purpose : {"weights",
                               "gradients",
                               "state",
+                              "commits",
                               "activations",
                               "logits",
                               "workspace",

@@ -191,13 +191,33 @@ void predict(const ModelSpec& model,
   add_prediction(plan, "evaluation", {evaluation});
 }
 
+// What commits write, a step: tiles in memory are written at each of them.
+std::uint64_t commit_bytes_per_step(const PlanSettings& settings,
+                                    const Plan& plan,
+                                    double step_seconds) {
+  const Prediction* commit = find_prediction(plan, "commit");
+  const Interval& interval = settings.commit_interval;
+  const double steps = interval.steps > 0 ? static_cast<double>(interval.steps)
+                                          : std::max(1.0, interval.seconds / step_seconds);
+  if (commit == nullptr || interval.never()) {
+    return 0;
+  }
+  const auto bytes = commit->link_bytes.find("commit");
+  return bytes == commit->link_bytes.end()
+             ? 0
+             : static_cast<std::uint64_t>(static_cast<double>(bytes->second) / steps);
+}
+
 void count_wear(const PlanSettings& settings, const MachineProfile& machine, Plan& plan) {
   const Prediction* steady = find_prediction(plan, "steady");
   if (steady == nullptr) {
     return;
   }
   const auto written = steady->link_bytes.find("nvme_write");
-  plan.written_bytes_per_step = written == steady->link_bytes.end() ? 0 : written->second;
+  const std::uint64_t step_bytes = written == steady->link_bytes.end() ? 0 : written->second;
+  const std::uint64_t commit_bytes =
+      steady->seconds > 0 ? commit_bytes_per_step(settings, plan, steady->seconds) : 0;
+  plan.written_bytes_per_step = step_bytes + commit_bytes;
   if (plan.written_bytes_per_step == 0 || steady->seconds <= 0) {
     return;
   }
@@ -221,14 +241,20 @@ void count_wear(const PlanSettings& settings, const MachineProfile& machine, Pla
   const double run_bytes =
       static_cast<double>(plan.written_bytes_per_step) * static_cast<double>(settings.steps);
   if (run_bytes > endurance / 10) {
-    const std::size_t wanted = plan.host_arena_bytes + plan.nvme_bytes;
-    plan.wear_warning = fmt::format(
-        "this run would write {} to the drive, {:.0f} % of its life; keep the state in memory: "
-        "--set tiers.host_memory=\"{}MiB\", or fewer, larger steps: "
-        "--set batch.accumulate=N",
-        format_bytes(static_cast<std::uint64_t>(run_bytes)),
-        100 * run_bytes / endurance,
-        (wanted + kMebibyte - 1) / kMebibyte);
+    const std::size_t wanted =
+        plan.host_arena_bytes + plan.nvme_bytes / static_cast<std::size_t>(settings.store_slots);
+    const std::string advice =
+        commit_bytes > step_bytes
+            ? "commit less often: --set durability.checkpoint=\"1h\""
+            : fmt::format(
+                  "keep the state in memory: --set tiers.host_memory=\"{}MiB\", or fewer, "
+                  "larger steps: --set batch.accumulate=N",
+                  (wanted + kMebibyte - 1) / kMebibyte);
+    plan.wear_warning =
+        fmt::format("this run would write {} to the drive, {:.0f} % of its life; {}",
+                    format_bytes(static_cast<std::uint64_t>(run_bytes)),
+                    100 * run_bytes / endurance,
+                    advice);
   }
 }
 

@@ -12,6 +12,7 @@
 
 #include "core/dtype.hpp"
 #include "core/error.hpp"
+#include "core/interval.hpp"
 #include "core/json.hpp"
 #include "scheduler/plan/machine.hpp"
 #include "scheduler/plan/model_spec.hpp"
@@ -50,6 +51,9 @@ struct PlanSettings {
   std::optional<Update> update;
   Dtype grad = Dtype::kF32;
   std::optional<double> h2d_cap, d2h_cap, nvme_read_cap, nvme_write_cap;  // bytes per second
+  // Of the store: 2 slots a tile keep the last commit whole while the next one is made.
+  int store_slots = 1;
+  Interval commit_interval;               // never: at the end only
   std::int64_t steps = 0;                 // of the run, for the drive's life; 0: unknown
   std::optional<double> endurance_bytes;  // of the drive; unknown: 600 TBW per TB of capacity
   std::string config_name;                // for hints
@@ -71,8 +75,8 @@ struct UnitPlan {
 };
 
 struct MemoryRow {
-  std::string purpose;  // weights, gradients, state, activations, logits, workspace, staging,
-                        // process, reserve
+  std::string purpose;  // weights, gradients, state, commits (the store's second slots),
+                        // activations, logits, workspace, staging, process, reserve
   std::uint64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
 };
 
@@ -117,7 +121,7 @@ struct Plan {
   Program evaluation;    // forward and loss; for kGenerate: forward and logits of one row
   std::vector<Prediction> predictions;
   // The drive.
-  std::uint64_t written_bytes_per_step = 0;
+  std::uint64_t written_bytes_per_step = 0;  // commits included, each spread over its interval
   double written_bytes_per_day = 0;
   double drive_life_days = 0;  // at that rate; 0: nothing is written
   std::string wear_warning;  // "" or: would use more than a tenth of the drive's life; with a --set

@@ -10,58 +10,9 @@ import time
 
 import harness
 from harness import Broken, must
+from runs import STEPS, Run, base_config
 
-STEPS = 16
-
-
-def base_config(folder, name):
-    """A byte-level GPT-2 whose step takes some 20 ms, so that a signal finds it under way."""
-    text = folder / "corpus.txt"
-    if not text.exists():
-        words = ["water", "wheel", "race", "gate", "mill", "pond", "weir", "sluice"]
-        lines = (f"{words[i * 7 % 8]} {i} {words[i * i % 8]} turns" for i in range(2000))
-        text.write_text("\n".join(lines))
-    return {
-        "run": {"dir": folder / name, "steps": STEPS, "seed": 5},
-        "model": {"arch": "gpt2", "layers": 2, "hidden": 128, "heads": 4, "max_seq_len": 64},
-        "data": {"train": [text], "tokenizer": "bytes", "order": "shuffled"},
-        "batch": {"micro_batch": 8, "seq_len": 64, "accumulate": 1},
-        "optim": {"lr": 1e-3, "lr_schedule": "cosine", "warmup_steps": 3, "min_lr": 1e-5},
-        "precision": {"compute": "fp32"},
-        "tiers": {"nvme": [folder / f"{name}-nvme"], "direct_io": "auto"},
-    }
-
-
-class Run:
-    """One run directory and the file that makes it."""
-
-    def __init__(self, headrace, folder, name, changes=None):
-        self.headrace, self.folder, self.name = headrace, folder, name
-        sections = base_config(folder, name)
-        for section, keys in (changes or {}).items():
-            sections.setdefault(section, {}).update(keys)
-        self.dir = folder / name
-        self.metrics = self.dir / "metrics.jsonl"
-        self.config = harness.write_toml(folder / f"{name}.toml", sections)
-
-    def train(self, *words):
-        return self.headrace.run("train", self.config, *words)
-
-    def stop_at(self, step, number, *words, delay_s=0.0):
-        words = ["train", str(self.config), *words]
-        return harness.stop_at(self.headrace, words, self.metrics, step, number, delay_s)
-
-    def rows(self):
-        return harness.read_metrics(self.metrics)
-
-    def weights(self):
-        return harness.exported(self.headrace, self.dir, self.folder / f"{self.name}-export")
-
-    def fingerprint(self):
-        """All of the run but its log, which tells of every start."""
-        found = harness.fingerprint(self.dir)
-        found.pop("run.log", None)
-        return found, harness.fingerprint(self.folder / f"{self.name}-nvme")
+NO_COMMITS = {"checkpoint": "none"}
 
 
 def same_files(report, fact, before, after):
@@ -145,7 +96,9 @@ def check_kill(report, headrace, folder, whole):
     same_files(report, "and is left as it is", before, run.fingerprint())
 
     # State in host memory: the store is still what the commit made it.
-    run = Run(headrace, folder, "killed-host", {"tiers": {"place": "host"}})
+    run = Run(
+        headrace, folder, "killed-host", {"tiers": {"place": "host"}, "durability": NO_COMMITS}
+    )
     must(run.stop_at(2, signal.SIGINT), harness.INTERRUPTED)
     run.stop_at(6, signal.SIGKILL)
     must(run.train("--resume", "required"))
@@ -155,7 +108,9 @@ def check_kill(report, headrace, folder, whole):
     )
 
     # State on NVMe, one slot a tile: the steps since have written over the commit.
-    run = Run(headrace, folder, "killed-nvme", {"tiers": {"place": "nvme"}})
+    run = Run(
+        headrace, folder, "killed-nvme", {"tiers": {"place": "nvme"}, "durability": NO_COMMITS}
+    )
     must(run.stop_at(2, signal.SIGINT), harness.INTERRUPTED)
     run.stop_at(6, signal.SIGKILL)
     before = run.fingerprint()
@@ -173,12 +128,13 @@ def check_kill(report, headrace, folder, whole):
 
 
 def check_kill_instants(report, headrace, folder, whole):
-    """Killed at any instant, a run goes on with the same bits or says why it cannot."""
+    """With checkpoint = "none" too, it goes on with the same bits or says why it cannot."""
     random = harness.seeded_random()
     weights, resumed, refused = whole.weights(), 0, 0
     for index in range(9):
         place, committed = (("host", True), ("nvme", True), ("nvme", False))[index % 3]
-        run = Run(headrace, folder, f"instant{index}", {"tiers": {"place": place}})
+        changes = {"tiers": {"place": place}, "durability": NO_COMMITS}
+        run = Run(headrace, folder, f"instant{index}", changes)
         if committed:
             must(run.stop_at(2, signal.SIGINT), harness.INTERRUPTED)
         # From the start of the process to beyond the final commit.

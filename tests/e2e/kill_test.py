@@ -1,0 +1,111 @@
+"""SIGKILL at any instant: the run goes on from its last commit with the same bits.
+
+python3 kill_test.py BINARY [COUNT]   COUNT moments (20), chosen by HEADRACE_SEED
+"""
+
+import signal
+import sys
+import time
+
+import harness
+from harness import Broken, must
+from runs import STEPS, Run
+
+CHECKPOINTS = ("every-step", "7 steps")
+KILLS_MAX = 3  # of one run, before it may end
+
+
+def split_memory(headrace, folder):
+    """A host_memory under which a part of the state lives in memory and a part on NVMe."""
+    run = Run(headrace, folder, "asked")
+    for kibibytes in range(8 << 10, 64 << 10, 512):
+        memory = f"{kibibytes}KiB"
+        asked = headrace.run("plan", run.config, "--json", "--set", f"tiers.host_memory={memory}")
+        if asked.code != harness.OK:
+            continue
+        rows = {row["purpose"]: row for row in asked.json()["memory"]}
+        in_memory, whole = rows["state"]["host_bytes"], rows["state"]["nvme_bytes"]
+        if 0 < in_memory < whole:
+            print(f"      split: {in_memory} of {whole} bytes of state in memory ({memory})")
+            return memory
+    raise Broken(f"no host_memory splits the state\n{asked}")
+
+
+def placements(headrace, folder):
+    return {
+        "nvme": {"place": "nvme"},
+        "split": {"host_memory": split_memory(headrace, folder)},
+    }
+
+
+def kill_somewhere(run, random, seconds):
+    """Starts the run and kills it: at any time, or a little after a row, where commits are made."""
+    if random.random() < 0.5:
+        step, delay_s = random.randrange(1, STEPS + 1), random.random() * 0.02
+        outcome = run.stop_at(step, signal.SIGKILL, delay_s=delay_s)
+        return f"{delay_s * 1000:.1f} ms after step {step}", outcome.code
+    delay_s = random.random() * seconds * 1.1
+    outcome = run.stop_at(0, signal.SIGKILL, delay_s=delay_s)
+    return f"{delay_s * 1000:.0f} ms after the start", outcome.code
+
+
+def check_moment(report, headrace, folder, case):
+    run = Run(headrace, folder, f"killed{case['index']}", case["changes"])
+    told = []
+    for _ in range(case["random"].randrange(1, KILLS_MAX + 1)):
+        moment, code = kill_somewhere(run, case["random"], case["seconds"])
+        told.append(moment)
+        if code == harness.OK:
+            break
+        if code != -signal.SIGKILL:
+            raise Broken(f"{case['name']}, killed {', '.join(told)}: ended with exit code {code}")
+    fact = f"{case['name']}: killed {', '.join(told)}"
+    again = run.train()
+    if not report.check(f"{fact}: goes on", again.code == harness.OK, again):
+        return
+    difference = harness.first_difference(run.rows(), case["rows"])
+    difference = difference or harness.same_tensors(run.weights(), case["weights"])
+    report.check(f"{fact}: equal metrics and weights", not difference, difference)
+    stores = list((folder / f"{run.name}-nvme").iterdir())
+    report.equal(f"{fact}: one store is left", len(stores), 1)
+    verified = headrace.run("verify", run.dir)
+    report.check(f"{fact}: and it is whole", verified.code == harness.OK, verified)
+
+
+def main():
+    report = harness.Report("kill_test")
+    headrace = harness.Headrace(sys.argv[1])
+    count = int(sys.argv[2]) if len(sys.argv) > 2 else 20
+    random = harness.seeded_random()
+    with harness.scratch(report, "kill") as folder:
+        whole = Run(headrace, folder, "whole", {"durability": {"checkpoint": "none"}})
+        begin = time.monotonic()
+        must(whole.train())
+        seconds = time.monotonic() - begin
+        rows, weights = whole.rows(), whole.weights()
+        places = placements(headrace, folder)
+        for index in range(count):
+            place = list(places)[index % len(places)]
+            checkpoint = CHECKPOINTS[index // len(places) % len(CHECKPOINTS)]
+            check_moment(
+                report,
+                headrace,
+                folder,
+                {
+                    "index": index,
+                    "name": f"{place}, {checkpoint}",
+                    "changes": {
+                        "tiers": places[place],
+                        "durability": {"checkpoint": checkpoint},
+                    },
+                    "random": random,
+                    "seconds": seconds,
+                    "rows": rows,
+                    "weights": weights,
+                },
+            )
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
