@@ -11,7 +11,7 @@ import harness
 from harness import Broken, must
 from runs import STEPS, Run
 
-CHECKPOINTS = ("every-step", "7 steps")
+CHECKPOINTS = {"every-step": 1, "7 steps": 7}  # with the steps between commits
 KILLS_MAX = 3  # of one run, before it may end
 
 
@@ -60,6 +60,11 @@ def check_moment(report, headrace, folder, case):
         if code != -signal.SIGKILL:
             raise Broken(f"{case['name']}, killed {', '.join(told)}: ended with exit code {code}")
     fact = f"{case['name']}: killed {', '.join(told)}"
+    # A row is written once the commit before it has been made.
+    due = (harness.last_step(run.metrics) - 1) // case["every"] * case["every"]
+    if due > 0:
+        step = must(headrace.run("inspect", run.dir, "--json")).json()["commit"]["step"]
+        report.check(f"{fact}: step {due} or later is committed", step >= due, step)
     again = run.train()
     if not report.check(f"{fact}: goes on", again.code == harness.OK, again):
         return
@@ -86,7 +91,7 @@ def main():
         places = placements(headrace, folder)
         for index in range(count):
             place = list(places)[index % len(places)]
-            checkpoint = CHECKPOINTS[index // len(places) % len(CHECKPOINTS)]
+            checkpoint = list(CHECKPOINTS)[index // len(places) % len(CHECKPOINTS)]
             check_moment(
                 report,
                 headrace,
@@ -94,6 +99,7 @@ def main():
                 {
                     "index": index,
                     "name": f"{place}, {checkpoint}",
+                    "every": CHECKPOINTS[checkpoint],
                     "changes": {
                         "tiers": places[place],
                         "durability": {"checkpoint": checkpoint},
