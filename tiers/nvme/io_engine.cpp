@@ -1,145 +1,164 @@
-// The engine's thread: takes operations from the lanes, splits them into requests, gives these to
-// the kernel in turn, looks at every completion (io_engine.hpp).
+// The engine's thread: takes operations from the lanes, hands their parts to the back end as
+// requests, earliest deadline first, looks at every completion, sums (io_engine.hpp).
 //
-// Invariant: at most io_depth requests are in flight, each has one entry in the ring; a request is
-// either free or given to the kernel. The thread sleeps in the kernel only, in one
-// place (submit_and_sleep), and everything that it waits for comes as a completion: transfers, the
-// eventfd that other threads write (Signals), and a timeout while a cap holds transfers back.
+// Invariant: at most io_depth requests and bytes_in_flight_max bytes are in flight; a request is
+// either free or with the back end. The thread sleeps in the back end only, in one place, and
+// everything that it waits for ends that sleep: completions, wakes (Signals), and a timeout while a
+// cap holds transfers back. It does not sleep while there is something to sum.
 #include "tiers/nvme/io_engine.hpp"
 
 #include <fmt/format.h>
-#include <poll.h>
 #include <pthread.h>
-#include <sys/eventfd.h>
-#include <sys/uio.h>
-#include <unistd.h>
 
 #include <algorithm>
 #include <array>
 #include <atomic>
 #include <cerrno>
-#include <chrono>
 #include <deque>
 #include <exception>
 #include <future>
 #include <string>
 #include <string_view>
+#include <system_error>
 #include <thread>
 #include <utility>
 #include <vector>
 
 #include "core/assert.hpp"
 #include "core/float_environment.hpp"
+#include "core/log.hpp"
 #include "tiers/nvme/data_file.hpp"
 #include "tiers/nvme/format.hpp"
 #include "tiers/nvme/io_lane.hpp"
 #include "tiers/nvme/pacer.hpp"
 #include "tiers/nvme/page_buffer.hpp"
-#include "tiers/nvme/ring.hpp"
 
 namespace headrace::tiers::nvme {
 namespace {
 
 constexpr std::size_t kRequestBytesLimit = std::size_t{1} << 30U;
-constexpr int kRetriesMax = 64;            // of one request without progress
-constexpr unsigned kSpareRingEntries = 2;  // the poll of the eventfd, and one to spare
-constexpr std::int64_t kNsPerS = 1'000'000'000;
-constexpr std::int64_t kStarvedSleepNs = 1'000'000;
+constexpr int kRetriesMax = 64;  // of one request without progress
+// A lane that could have gone on is passed by so many requests' bytes, then it is its turn.
+constexpr std::uint64_t kPassedRequestsMax = 16;
 
-// A part [begin, end) of a lane's transfer. Lives as long as the engine.
-struct Request {
+// A part of a lane's transfer. Lives as long as the engine.
+struct Request : IoRequest {
   Lane* lane = nullptr;
-  std::uint64_t begin = 0;
-  std::uint64_t end = 0;
+  Transfer::Part part;
   int retries = 0;
-  std::array<iovec, 2> pieces{};  // of header and payload; must stay until the completion
 };
 
 class Engine final : public IoEngine {
  public:
-  Engine(Runtime& runtime, Store& store, const EngineOptions& options, PageBuffer headers);
+  Engine(Runtime& runtime,
+         Store& store,
+         std::uint32_t folder,
+         const EngineOptions& options,
+         PageBuffer headers,
+         std::uint64_t sub_blocks_max);
   ~Engine() override;
 
-  // Starts the thread, which makes the ring.
+  // Makes the back end, on the thread that it belongs to.
   [[nodiscard]] Status start();
 
   [[nodiscard]] IoLane& lane(int index) override;
   [[nodiscard]] IoTotals totals() const override;
 
-  [[nodiscard]] std::size_t memory_bytes() const override { return memory_bytes_; }
+  [[nodiscard]] const BackendFacts& facts() const override { return facts_; }
+
+  [[nodiscard]] std::size_t memory_bytes() const override;
+  void cancel(Error reason) override;
+  [[nodiscard]] std::vector<IoWait> describe_waits() const override;
+  bool turn() override;
 
  private:
   struct Choice {
     Lane* lane = nullptr;
-    std::int64_t delay_ns =
-        0;  // without a lane: until a cap lets the next request through; 0: none
+    // Without a lane: until a cap lets the next request through; 0: none does.
+    std::int64_t delay_ns = 0;
   };
 
   // The engine's thread.
-  void serve();
-  void advance(Lane& lane);
+  [[nodiscard]] Status make_backend();
+  bool iterate(bool may_sleep);
+  bool advance(Lane& lane);
+  void begin(Lane& lane);
   void begin_transfer(Lane& lane);
   void end_transfer(Lane& lane);
   void run_body(Lane& lane);
+  void update_urgencies();
   [[nodiscard]] std::int64_t issue_requests();
   [[nodiscard]] Choice next_lane(std::int64_t now_ns);
   void issue(Lane& lane, std::int64_t now_ns);
-  void prepare(Request& request);
-  void arm_wake();
-  void submit_and_sleep(std::int64_t timeout_ns);
-  void take_completions();
-  void take_wake();
+  void submit(Request& request);
+  void take_completions(std::optional<std::int64_t> timeout_ns);
   void complete(Request& request, int result);
-  void retry(Request& request, std::uint64_t progress);
+  void moved(Request& request, std::uint64_t bytes);
+  void retry(Request& request);
   void release(Request& request);
+  [[nodiscard]] Lane* lane_to_sum();
+  void sum_some(Lane& lane);
   void raise(const Lane& lane, Error error);
+  void raise_transfer(const Lane& lane, Error error);
   void trace(const Lane& lane, std::string_view name, std::int64_t begin_ns, std::int64_t id) const;
   [[nodiscard]] bool stopped_transfer() const;
   [[nodiscard]] bool finished();
-  [[nodiscard]] std::uint64_t file_offset(const Request& request) const;
+  [[nodiscard]] Pacer& pacer(const Lane& lane);
 
   Runtime& runtime_;
   Store& store_;
+  std::uint32_t folder_;
   EngineOptions options_;
+  std::uint64_t bytes_in_flight_max_;
   PageBuffer headers_;
   Signals signals_;
   std::deque<Lane> lanes_;  // neither moves nor copies them
   std::vector<Request> requests_;
   std::vector<Request*> free_requests_;
-  std::unique_ptr<Ring> ring_;
+  std::unique_ptr<IoBackend> backend_;
+  BackendFacts facts_{};
   Pacer read_pacer_;
   Pacer write_pacer_;
-  std::size_t turn_ = 0;  // the lane that is asked first
-  bool wake_armed_ = false;
-  std::size_t memory_bytes_ = 0;
+  std::size_t turn_ = 0;  // the lane that is asked first among equals
+  std::uint64_t bytes_in_flight_ = 0;
+  bool cancelled_ = false;
+  bool ended_ = false;
   std::atomic<std::uint64_t> read_bytes_{0};
   std::atomic<std::uint64_t> write_bytes_{0};
   std::atomic<std::uint64_t> resubmitted_{0};
+  std::atomic<std::int64_t> sum_ns_{0};
   std::thread thread_;
 };
 
-bool is_write(const Lane& lane) {
-  return lane.current.kind == LaneEntry::Kind::kWrite;
-}
-
-Engine::Engine(Runtime& runtime, Store& store, const EngineOptions& options, PageBuffer headers)
+Engine::Engine(Runtime& runtime,
+               Store& store,
+               std::uint32_t folder,
+               const EngineOptions& options,
+               PageBuffer headers,
+               std::uint64_t sub_blocks_max)
     : runtime_(runtime),
       store_(store),
+      folder_(folder),
       options_(options),
+      bytes_in_flight_max_(options.bytes_in_flight_max.value_or(
+          static_cast<std::size_t>(options.io_depth) * options.request_bytes_max)),
       headers_(std::move(headers)),
       requests_(static_cast<std::size_t>(options.io_depth)),
       read_pacer_(options.read_bytes_per_s),
       write_pacer_(options.write_bytes_per_s) {
   const auto lane_count = static_cast<std::size_t>(options.lanes);
   const std::size_t header_bytes = headers_.bytes().size() / lane_count;
+  const std::string name = store.folder_count() > 1 ? fmt::format("nvme{}", folder) : "nvme";
   for (std::size_t i = 0; i < lane_count; ++i) {
     Lane& lane = lanes_.emplace_back(
         runtime_,
-        fmt::format("nvme.{}", i),
+        fmt::format("{}.{}", name, i),
         Lane::Setup{.store = store_,
+                    .folder = folder,
                     .signals = signals_,
                     .capacity = options.lane_capacity,
-                    .header = headers_.bytes().subspan(i * header_bytes, header_bytes)});
+                    .header = headers_.bytes().subspan(i * header_bytes, header_bytes),
+                    .sub_blocks_max = sub_blocks_max});
     if (runtime_.trace != nullptr) {
       lane.track = runtime_.trace->add_track(lane.name());
     }
@@ -150,32 +169,49 @@ Engine::Engine(Runtime& runtime, Store& store, const EngineOptions& options, Pag
   }
 }
 
+Status Engine::make_backend() {
+  std::vector<std::span<std::byte>> buffers = {headers_.bytes()};
+  buffers.insert(buffers.end(), options_.buffers.begin(), options_.buffers.end());
+  HEADRACE_ASSIGN(backend_,
+                  options_.make_backend(
+                      store_.file(folder_),
+                      {.depth = static_cast<unsigned>(options_.io_depth), .buffers = buffers}));
+  facts_ = backend_->facts();
+  log_debug(fmt::format("nvme tier: '{}': {}, direct I/O {}, {} requests of {} bytes in flight",
+                        store_.data_path(folder_),
+                        describe(facts_),
+                        store_.file(folder_).direct_io() ? "on" : "off",
+                        options_.io_depth,
+                        options_.request_bytes_max));
+  const std::scoped_lock lock(signals_.mutex);
+  signals_.backend = backend_.get();
+  return {};
+}
+
 Status Engine::start() {
-  signals_.wake.reset(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!signals_.wake) {
-    return errno_error("nvme tier: cannot make an eventfd", errno)
-        .with_hint("raise the limit of open files: `ulimit -n`");
+  if (options_.driven_by_caller) {
+    return make_backend();
   }
-  // The ring belongs to the thread that makes it (IORING_SETUP_SINGLE_ISSUER).
   std::promise<Status> made;
   std::future<Status> result = made.get_future();
-  thread_ = std::thread([this, &made] {
+  const auto serve = [this, &made] {
     pthread_setname_np(pthread_self(), "hr-nvme");
     set_flush_to_zero();
-    Result<std::unique_ptr<Ring>> ring =
-        Ring::create(static_cast<unsigned>(options_.io_depth) + kSpareRingEntries);
-    if (!ring) {
-      made.set_value(std::move(ring).error());
-      return;
+    Status status = make_backend();
+    const bool ready = status.has_value();
+    made.set_value(std::move(status));
+    while (ready && !ended_) {
+      iterate(true);
     }
-    ring_ = std::move(*ring);
-    memory_bytes_ = headers_.bytes().size() + requests_.size() * sizeof(Request) +
-                    lanes_.size() * options_.lane_capacity * sizeof(LaneEntry) +
-                    ring_->memory_bytes();
-    made.set_value({});
-    serve();
-    ring_.reset();
-  });
+    backend_.reset();
+  };
+  try {
+    thread_ = std::thread(serve);
+  } catch (const std::system_error& error) {
+    return operating_error("nvme tier: cannot start the engine's thread")
+        .with_why(error.what())
+        .with_hint("raise the limit of processes: `ulimit -u`, or the container's pids limit");
+  }
   return result.get();
 }
 
@@ -183,12 +219,16 @@ Engine::~Engine() {
   {
     const std::scoped_lock lock(signals_.mutex);
     signals_.closing = true;
-    if (signals_.wake) {
+    if (signals_.backend != nullptr) {
       signals_.wake_engine();
     }
   }
   if (thread_.joinable()) {
     thread_.join();
+  } else if (backend_ != nullptr) {
+    while (!ended_) {
+      iterate(true);
+    }
   }
 }
 
@@ -200,24 +240,72 @@ IoLane& Engine::lane(int index) {
 IoTotals Engine::totals() const {
   return IoTotals{.read_bytes = read_bytes_.load(std::memory_order_relaxed),
                   .write_bytes = write_bytes_.load(std::memory_order_relaxed),
-                  .resubmitted = resubmitted_.load(std::memory_order_relaxed)};
+                  .resubmitted = resubmitted_.load(std::memory_order_relaxed),
+                  .sum_ns = sum_ns_.load(std::memory_order_relaxed)};
 }
 
-void Engine::serve() {
-  for (;;) {
-    for (Lane& lane : lanes_) {
-      advance(lane);
+std::size_t Engine::memory_bytes() const {
+  return headers_.bytes().size() + requests_.size() * sizeof(Request) +
+         lanes_.size() * (sizeof(Lane) + options_.lane_capacity * sizeof(LaneEntry)) +
+         facts_.memory_bytes;
+}
+
+void Engine::cancel(Error reason) {
+  runtime_.fault.raise(std::move(reason));
+  const std::scoped_lock lock(signals_.mutex);
+  signals_.wake_engine();
+}
+
+std::vector<IoWait> Engine::describe_waits() const {
+  std::vector<IoWait> waits;
+  for (const Lane& lane : lanes_) {
+    if (std::optional<IoWait> wait = lane.describe_wait()) {
+      waits.push_back(std::move(*wait));
     }
-    const std::int64_t delay_ns = issue_requests();
-    if (stopped_transfer()) {
-      continue;
-    }
-    if (finished()) {
-      return;
-    }
-    submit_and_sleep(delay_ns);
-    take_completions();
   }
+  return waits;
+}
+
+bool Engine::turn() {
+  HEADRACE_ASSERT(options_.driven_by_caller, "an engine with a thread drives itself");
+  return iterate(false);
+}
+
+// Once around. False: nothing was done, and nothing is under way.
+bool Engine::iterate(bool may_sleep) {
+  {
+    const std::scoped_lock lock(signals_.mutex);
+    signals_.awake = false;  // whoever comes from now on wakes again
+  }
+  bool progress = false;
+  for (Lane& lane : lanes_) {
+    progress = advance(lane) || progress;
+  }
+  if (runtime_.fault.raised() && !std::exchange(cancelled_, true)) {
+    backend_->cancel();
+  }
+  const std::int64_t delay_ns = issue_requests();
+  if (stopped_transfer()) {
+    return true;
+  }
+  if (finished()) {
+    ended_ = true;
+    return progress;
+  }
+  Lane* const to_sum = lane_to_sum();
+  std::optional<std::int64_t> timeout_ns;
+  if (to_sum != nullptr) {
+    timeout_ns = 0;
+  } else if (delay_ns > 0) {
+    timeout_ns = delay_ns;
+  } else if (!may_sleep && free_requests_.size() == requests_.size()) {
+    return progress;
+  }
+  take_completions(timeout_ns);
+  if (to_sum != nullptr) {
+    sum_some(*to_sum);
+  }
+  return true;
 }
 
 // A transfer that a fault has stopped with nothing in flight: no completion will tell of its end.
@@ -238,50 +326,52 @@ bool Engine::finished() {
   return signals_.closing;
 }
 
-// Takes the lane as far as it goes without waiting for anything.
-void Engine::advance(Lane& lane) {
-  for (;;) {
+// Takes the lane as far as it goes without waiting for anything. True: it went on.
+bool Engine::advance(Lane& lane) {
+  for (bool progress = false;; progress = true) {
     if (lane.phase == Lane::Phase::kWaiting) {
       if (!lane.wait_over()) {
-        return;
+        return progress;
       }
       if (runtime_.trace != nullptr) {
-        trace(lane,
-              fmt::format("wait for {}", lane.current.event.queue()->name()),
-              lane.wait_begin_ns,
-              -1);
+        std::array<char, 64> name{};
+        const auto end = fmt::format_to_n(
+            name.data(), name.size(), "wait for {}", lane.current.event.queue()->name());
+        trace(lane, {name.data(), std::min(end.size, name.size())}, lane.wait_begin_ns, -1);
       }
       lane.finish_current();
-    }
-    if (lane.phase == Lane::Phase::kTransferring) {
-      const Transfer& transfer = lane.transfer;
-      const bool over = transfer.finished == transfer.total || runtime_.fault.raised();
-      if (!over || transfer.in_flight > 0) {
-        return;
+    } else if (lane.phase == Lane::Phase::kTransferring) {
+      const bool over = lane.transfer.complete() || runtime_.fault.raised();
+      if (!over || lane.transfer.in_flight > 0) {
+        return progress;
       }
       end_transfer(lane);
+    } else if (lane.take()) {
+      begin(lane);
+    } else {
+      return progress;
     }
-    if (!lane.take()) {
-      return;
-    }
-    switch (lane.current.kind) {
-      case LaneEntry::Kind::kWait:
-        if (lane.begin_wait(lane.current.event)) {
-          lane.finish_current();
-        } else {
-          lane.phase = Lane::Phase::kWaiting;
-          lane.wait_begin_ns = TraceRecorder::now_ns();
-        }
-        break;
-      case LaneEntry::Kind::kBody:
-        run_body(lane);
+  }
+}
+
+void Engine::begin(Lane& lane) {
+  switch (lane.current.kind) {
+    case LaneEntry::Kind::kWait:
+      if (lane.begin_wait(lane.current.event)) {
         lane.finish_current();
-        break;
-      case LaneEntry::Kind::kRead:
-      case LaneEntry::Kind::kWrite:
-        begin_transfer(lane);
-        break;
-    }
+      } else {
+        lane.phase = Lane::Phase::kWaiting;
+        lane.wait_begin_ns = TraceRecorder::now_ns();
+      }
+      return;
+    case LaneEntry::Kind::kBody:
+      run_body(lane);
+      lane.finish_current();
+      return;
+    case LaneEntry::Kind::kRead:
+    case LaneEntry::Kind::kWrite:
+      begin_transfer(lane);
+      return;
   }
 }
 
@@ -307,30 +397,30 @@ void Engine::begin_transfer(Lane& lane) {
     lane.finish_current();
     return;
   }
-  lane.transfer = Transfer{};
-  lane.transfer.place =
-      is_write(lane) ? store_.write_place(lane.current.key) : store_.read_place(lane.current.key);
-  lane.transfer.total = lane.transfer.place.header_bytes + lane.transfer.place.payload_bytes;
+  const LaneEntry& entry = lane.current;
+  const bool write = entry.kind == LaneEntry::Kind::kWrite;
+  lane.transfer.begin(
+      store_,
+      {.key = entry.key,
+       .place = write ? store_.write_place(entry.key) : store_.read_place(entry.key),
+       .payload = entry.memory,
+       .write = write,
+       .step = entry.step,
+       .chunk_bytes = options_.request_bytes_max});
   lane.transfer.begin_ns = TraceRecorder::now_ns();
+  lane.progress.offset.store(lane.transfer.place().offset, std::memory_order_relaxed);
+  lane.progress.total_bytes.store(lane.transfer.total_bytes(), std::memory_order_relaxed);
+  lane.progress.moved_bytes.store(0, std::memory_order_relaxed);
   lane.phase = Lane::Phase::kTransferring;
-  if (is_write(lane)) {
-    store_.make_header(
-        lane.current.key, lane.transfer.place, lane.payload(), lane.current.step, lane.header());
-  }
 }
 
 void Engine::end_transfer(Lane& lane) {
-  if (!runtime_.fault.raised()) {
-    if (is_write(lane)) {
-      store_.wrote(lane.current.key, lane.transfer.place, lane.current.step);
-    } else if (Status status = store_.check(
-                   lane.current.key, lane.transfer.place, lane.header(), lane.payload());
-               !status) {
-      raise(lane, std::move(status).error());
-    }
+  const Transfer& transfer = lane.transfer;
+  // A write that came to its end before the fault was raised is on the drive.
+  if (transfer.is_write() && transfer.complete()) {
+    store_.wrote(transfer.key(), transfer.place(), transfer.step());
   }
-  trace(
-      lane, lane.current.name, lane.transfer.begin_ns, static_cast<std::int64_t>(lane.current.id));
+  trace(lane, lane.current.name, transfer.begin_ns, static_cast<std::int64_t>(lane.current.id));
   lane.finish_current();
 }
 
@@ -347,216 +437,218 @@ void Engine::trace(const Lane& lane,
   }
 }
 
-// Gives the kernel as many requests as may be in flight, lane after lane in turn. Returns how long
-// a cap holds the next one back (0: none does).
+// A lane is as urgent as its soonest operation, and as the lanes that stand still until it has
+// finished one.
+void Engine::update_urgencies() {
+  {
+    const std::scoped_lock lock(signals_.mutex);
+    for (Lane& lane : lanes_) {
+      lane.urgency = lane.deadline_locked();
+    }
+  }
+  for (bool changed = true; std::exchange(changed, false);) {
+    for (const Lane& waiting : lanes_) {
+      if (waiting.phase != Lane::Phase::kWaiting) {
+        continue;
+      }
+      for (Lane& lane : lanes_) {
+        if (&lane == waiting.current.event.queue() && waiting.urgency < lane.urgency) {
+          lane.urgency = waiting.urgency;
+          changed = true;
+        }
+      }
+    }
+  }
+}
+
+Pacer& Engine::pacer(const Lane& lane) {
+  return lane.transfer.is_write() ? write_pacer_ : read_pacer_;
+}
+
+// Hands over as many requests as may be in flight. Returns how long a cap holds the next one back
+// (0: none does).
 std::int64_t Engine::issue_requests() {
-  while (!free_requests_.empty() && !runtime_.fault.raised()) {
-    const std::int64_t now_ns = TraceRecorder::now_ns();
+  if (free_requests_.empty() || runtime_.fault.raised()) {
+    return 0;
+  }
+  update_urgencies();
+  while (!free_requests_.empty()) {
+    const std::int64_t now_ns = backend_->now_ns();
     const Choice choice = next_lane(now_ns);
     if (choice.lane == nullptr) {
       return choice.delay_ns;
+    }
+    const std::uint64_t bytes = choice.lane->transfer.next()->payload_bytes;
+    if (bytes_in_flight_ > 0 && bytes_in_flight_ + bytes > bytes_in_flight_max_) {
+      return 0;  // a completion makes room
     }
     issue(*choice.lane, now_ns);
   }
   return 0;
 }
 
+// The most urgent lane that has a part to hand over; among equals they take turns.
 Engine::Choice Engine::next_lane(std::int64_t now_ns) {
   Choice choice;
+  const std::uint64_t passed_bytes_max = kPassedRequestsMax * options_.request_bytes_max;
+  const auto rank = [&](const Lane& lane) {
+    return lane.transfer.passed_bytes >= passed_bytes_max ? kWantedNow : lane.urgency;
+  };
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
-    const std::size_t index = (turn_ + i) % lanes_.size();
-    Lane& lane = lanes_[index];
-    if (lane.phase != Lane::Phase::kTransferring || lane.transfer.issued == lane.transfer.total) {
+    Lane& lane = lanes_[(turn_ + i) % lanes_.size()];
+    if (lane.phase != Lane::Phase::kTransferring || !lane.transfer.next()) {
       continue;
     }
-    const std::int64_t delay_ns = (is_write(lane) ? write_pacer_ : read_pacer_).delay_ns(now_ns);
-    if (delay_ns == 0) {
-      turn_ = index + 1;
-      return Choice{.lane = &lane, .delay_ns = 0};
+    const std::int64_t delay_ns = pacer(lane).delay_ns(now_ns);
+    if (delay_ns > 0) {
+      choice.delay_ns = choice.delay_ns == 0 ? delay_ns : std::min(choice.delay_ns, delay_ns);
+    } else if (choice.lane == nullptr || rank(lane) < rank(*choice.lane)) {
+      choice.lane = &lane;
     }
-    choice.delay_ns = choice.delay_ns == 0 ? delay_ns : std::min(choice.delay_ns, delay_ns);
   }
   return choice;
 }
 
 void Engine::issue(Lane& lane, std::int64_t now_ns) {
-  Transfer& transfer = lane.transfer;
   Request& request = *free_requests_.back();
   free_requests_.pop_back();
-  const std::uint64_t bytes =
-      std::min<std::uint64_t>(options_.request_bytes_max, transfer.total - transfer.issued);
   request.lane = &lane;
-  request.begin = transfer.issued;
-  request.end = transfer.issued + bytes;
+  request.part = *lane.transfer.next();
   request.retries = 0;
-  transfer.issued += bytes;
-  ++transfer.in_flight;
-  (is_write(lane) ? write_pacer_ : read_pacer_).start(now_ns, bytes);
-  prepare(request);
-}
-
-std::uint64_t Engine::file_offset(const Request& request) const {
-  return request.lane->transfer.place.offset + request.begin;
-}
-
-// Puts [begin, end) in the ring: a part of the header, of the payload, or of both.
-void Engine::prepare(Request& request) {
-  Lane& lane = *request.lane;
-  const std::uint64_t header_bytes = lane.transfer.place.header_bytes;
-  unsigned count = 0;
-  if (request.begin < header_bytes) {
-    request.pieces[count++] = {lane.header().data() + request.begin,
-                               std::min(request.end, header_bytes) - request.begin};
-  }
-  if (request.end > header_bytes) {
-    const std::uint64_t from = std::max(request.begin, header_bytes) - header_bytes;
-    request.pieces[count++] = {lane.current.memory + from, request.end - header_bytes - from};
-  }
-  io_uring_sqe* entry = ::io_uring_get_sqe(ring_->get());
-  HEADRACE_ASSERT(entry != nullptr, "the ring has an entry for every request");
-  const std::uint64_t offset = file_offset(request);
-  if (count == 1) {
-    const auto bytes = static_cast<unsigned>(request.pieces[0].iov_len);  // at most 1 GiB
-    if (is_write(lane)) {
-      ::io_uring_prep_write(entry, store_.file(0).fd(), request.pieces[0].iov_base, bytes, offset);
-    } else {
-      ::io_uring_prep_read(entry, store_.file(0).fd(), request.pieces[0].iov_base, bytes, offset);
+  const std::uint64_t bytes = request.part.payload_bytes;
+  for (std::size_t i = 0; i < lanes_.size(); ++i) {
+    Lane& other = lanes_[i];
+    if (&other == &lane) {
+      turn_ = i + 1;
+      other.transfer.passed_bytes = 0;
+    } else if (other.phase == Lane::Phase::kTransferring && other.transfer.next()) {
+      other.transfer.passed_bytes += bytes;
     }
-  } else if (is_write(lane)) {
-    ::io_uring_prep_writev(entry, store_.file(0).fd(), request.pieces.data(), count, offset);
-  } else {
-    ::io_uring_prep_readv(entry, store_.file(0).fd(), request.pieces.data(), count, offset);
   }
-  ::io_uring_sqe_set_data(entry, &request);
+  lane.transfer.hand_over();
+  ++lane.transfer.in_flight;
+  lane.progress.in_flight.store(lane.transfer.in_flight, std::memory_order_relaxed);
+  bytes_in_flight_ += bytes;
+  pacer(lane).start(now_ns, bytes);
+  submit(request);
 }
 
-void Engine::arm_wake() {
-  if (wake_armed_) {
-    return;
-  }
-  io_uring_sqe* entry = ::io_uring_get_sqe(ring_->get());
-  HEADRACE_ASSERT(entry != nullptr, "the ring has an entry for the eventfd");
-  ::io_uring_prep_poll_add(entry, signals_.wake.get(), POLLIN);
-  ::io_uring_sqe_set_data(entry, &signals_);
-  wake_armed_ = true;
+void Engine::submit(Request& request) {
+  const Transfer& transfer = request.lane->transfer;
+  request.write = transfer.is_write();
+  request.offset = transfer.place().offset + request.part.begin;
+  request.bytes = request.part.end - request.part.begin;
+  request.piece_count = transfer.pieces(request.part, request.pieces);
+  backend_->queue(request);
 }
 
-void Engine::submit_and_sleep(std::int64_t timeout_ns) {
-  arm_wake();
-  io_uring_cqe* completion = nullptr;
-  __kernel_timespec timeout{.tv_sec = timeout_ns / kNsPerS, .tv_nsec = timeout_ns % kNsPerS};
-  const int result = timeout_ns > 0 ? ::io_uring_submit_and_wait_timeout(
-                                          ring_->get(), &completion, 1, &timeout, nullptr)
-                                    : ::io_uring_submit_and_wait(ring_->get(), 1);
-  if (result >= 0 || result == -ETIME || result == -EINTR) {
-    return;
+void Engine::take_completions(std::optional<std::int64_t> timeout_ns) {
+  std::array<IoCompletion, 64> completions;
+  const std::size_t count = backend_->wait(completions, timeout_ns);
+  for (const IoCompletion& completion : std::span(completions).first(count)) {
+    complete(static_cast<Request&>(*completion.request), completion.result);
   }
-  // The kernel is short of memory, or has completions that it wants to be taken first.
-  HEADRACE_ASSERT(result == -EAGAIN || result == -EBUSY || result == -ENOMEM,
-                  "io_uring_enter takes what the engine gives it");
-  std::this_thread::sleep_for(std::chrono::nanoseconds(kStarvedSleepNs));
-}
-
-void Engine::take_completions() {
-  std::array<io_uring_cqe*, 64> batch{};
-  for (;;) {
-    const unsigned count =
-        ::io_uring_peek_batch_cqe(ring_->get(), batch.data(), static_cast<unsigned>(batch.size()));
-    if (count == 0) {
-      return;
-    }
-    for (unsigned i = 0; i < count; ++i) {
-      const io_uring_cqe& completion = *batch[i];
-      if (completion.user_data == LIBURING_UDATA_TIMEOUT) {
-        continue;  // of submit_and_wait_timeout, on kernels without IORING_FEAT_EXT_ARG
-      }
-      void* data = ::io_uring_cqe_get_data(&completion);
-      if (data == &signals_) {
-        take_wake();
-      } else {
-        complete(*static_cast<Request*>(data), completion.res);
-      }
-    }
-    ::io_uring_cq_advance(ring_->get(), count);
-  }
-}
-
-void Engine::take_wake() {
-  wake_armed_ = false;
-  const std::scoped_lock lock(signals_.mutex);
-  std::uint64_t count = 0;
-  [[maybe_unused]] const ssize_t got = ::read(signals_.wake.get(), &count, sizeof(count));
-  signals_.wake_written = false;  // whoever comes from now on writes again
 }
 
 void Engine::complete(Request& request, int result) {
   Lane& lane = *request.lane;
-  const std::uint64_t wanted = request.end - request.begin;
-  if (options_.faults != nullptr) {
-    result = options_.faults->on_completion(
-        IoRequest{.write = is_write(lane), .offset = file_offset(request), .bytes = wanted},
-        result);
-  }
-  const char* operation = is_write(lane) ? "write" : "read";
-  const std::string& path = store_.data_path();
+  const char* operation = request.write ? "write" : "read";
+  const std::string& path = store_.data_path(folder_);
   if (result < 0) {
-    if ((result == -EINTR || result == -EAGAIN) && request.retries < kRetriesMax) {
-      retry(request, 0);
+    const bool again = result == -EINTR || result == -EAGAIN;
+    if (again && request.retries < kRetriesMax) {
+      retry(request);
       return;
     }
-    raise(lane, transfer_error(operation, path, file_offset(request), -result));
+    if (result != -ECANCELED || !cancelled_) {
+      raise_transfer(lane, transfer_error(operation, path, request.offset, -result));
+    }
     release(request);
     return;
   }
-  const auto moved = static_cast<std::uint64_t>(result);
-  HEADRACE_ASSERT(moved <= wanted, "the kernel moves no more than it was asked");
-  if (moved == wanted) {
-    lane.transfer.finished += wanted;
-    (is_write(lane) ? write_bytes_ : read_bytes_).fetch_add(wanted, std::memory_order_relaxed);
+  const auto bytes = static_cast<std::uint64_t>(result);
+  HEADRACE_ASSERT(bytes <= request.bytes, "the system moves no more than it was asked");
+  if (bytes == request.bytes) {
+    moved(request, bytes);
     release(request);
     return;
   }
   // Direct I/O goes on at a page only. A part of a page again and again is the end of the file.
-  const std::uint64_t pages = moved / kPageBytes * kPageBytes;
-  if (pages == 0 && (moved == 0 || request.retries >= kRetriesMax)) {
-    raise(lane,
-          is_write(lane)
-              ? operating_error(fmt::format("nvme tier: cannot write '{}' at offset {}",
-                                            path,
-                                            file_offset(request)))
-                    .with_why(fmt::format("the system took {} bytes of {}", moved, wanted))
-              : truncated_error(path, file_offset(request)));
+  const std::uint64_t pages = bytes / kPageBytes * kPageBytes;
+  if (pages == 0 && (bytes == 0 || request.retries >= kRetriesMax)) {
+    raise_transfer(
+        lane,
+        request.write
+            ? operating_error(
+                  fmt::format("nvme tier: cannot write '{}' at offset {}", path, request.offset))
+                  .with_why(fmt::format("the system took {} bytes of {}", bytes, request.bytes))
+            : truncated_error(path, request.offset));
     release(request);
     return;
   }
-  retry(request, pages);
+  moved(request, pages);
+  retry(request);
 }
 
-// Gives the rest of a request to the kernel again. After a fault nothing more is given.
-void Engine::retry(Request& request, std::uint64_t progress) {
+// The first bytes of the request have been moved.
+void Engine::moved(Request& request, std::uint64_t bytes) {
   Lane& lane = *request.lane;
-  lane.transfer.finished += progress;
-  (is_write(lane) ? write_bytes_ : read_bytes_).fetch_add(progress, std::memory_order_relaxed);
+  lane.transfer.moved(request.part.begin, request.part.begin + bytes);
+  lane.progress.moved_bytes.store(lane.transfer.moved_bytes(), std::memory_order_relaxed);
+  (request.write ? write_bytes_ : read_bytes_).fetch_add(bytes, std::memory_order_relaxed);
+  request.part.begin += bytes;
+  request.retries = bytes > 0 ? 0 : request.retries;
+}
+
+// Hands the rest of a request over again. After a fault nothing more is.
+void Engine::retry(Request& request) {
   if (runtime_.fault.raised()) {
     release(request);
     return;
   }
-  request.begin += progress;
-  request.retries = progress > 0 ? 0 : request.retries + 1;
+  ++request.retries;
   resubmitted_.fetch_add(1, std::memory_order_relaxed);
-  prepare(request);
+  submit(request);
 }
 
 void Engine::release(Request& request) {
-  --request.lane->transfer.in_flight;
+  Transfer& transfer = request.lane->transfer;
+  --transfer.in_flight;
+  request.lane->progress.in_flight.store(transfer.in_flight, std::memory_order_relaxed);
+  bytes_in_flight_ -= request.part.payload_bytes;
   request.lane = nullptr;
   free_requests_.push_back(&request);
 }
 
-void Engine::raise(const Lane& lane, Error error) {
-  if (lane.current.kind != LaneEntry::Kind::kBody && error.code != ExitCode::kCorrupt) {
-    error.why += ", in " + store_.describe(lane.current.key);
+// The most urgent lane that has something to sum.
+Lane* Engine::lane_to_sum() {
+  Lane* found = nullptr;
+  if (runtime_.fault.raised()) {
+    return found;
   }
+  for (Lane& lane : lanes_) {
+    if (lane.phase == Lane::Phase::kTransferring && lane.transfer.sums_pending() &&
+        (found == nullptr || lane.urgency < found->urgency)) {
+      found = &lane;
+    }
+  }
+  return found;
+}
+
+void Engine::sum_some(Lane& lane) {
+  const std::int64_t begin_ns = TraceRecorder::now_ns();
+  if (Status status = lane.transfer.sum_some(store_); !status) {
+    raise(lane, std::move(status).error());
+  }
+  sum_ns_.fetch_add(TraceRecorder::now_ns() - begin_ns, std::memory_order_relaxed);
+}
+
+void Engine::raise_transfer(const Lane& lane, Error error) {
+  error.why += ", in " + store_.describe(lane.transfer.key(), lane.transfer.place());
+  raise(lane, std::move(error));
+}
+
+void Engine::raise(const Lane& lane, Error error) {
   error.trace.push_back(
       fmt::format("'{}' (#{} on {})", lane.current.name, lane.current.id, lane.name()));
   runtime_.fault.raise(std::move(error));
@@ -566,20 +658,23 @@ void Engine::raise(const Lane& lane, Error error) {
 
 Result<std::unique_ptr<IoEngine>> IoEngine::create(Runtime& runtime,
                                                    Store& store,
+                                                   std::uint32_t folder,
                                                    const EngineOptions& options) {
   HEADRACE_ASSERT(options.lanes > 0 && options.io_depth > 0, "an engine has lanes and requests");
   HEADRACE_ASSERT(options.request_bytes_max >= kPageBytes &&
                       options.request_bytes_max % kPageBytes == 0 &&
                       options.request_bytes_max <= kRequestBytesLimit,
                   "requests are of whole pages, at most 1 GiB");
-  std::size_t header_bytes = 0;
+  HEADRACE_ASSERT(folder < store.folder_count(), "the store has the folder");
+  std::uint64_t payload_bytes = 0;
   for (const TileBytes& tile : store.contents().tiles) {
-    header_bytes = std::max<std::size_t>(
-        header_bytes, format::header_bytes(std::max(tile.param_bytes, tile.state_bytes)));
+    payload_bytes = std::max({payload_bytes, tile.param_bytes, tile.state_bytes});
   }
+  const std::size_t header_bytes = format::header_bytes(payload_bytes);
   HEADRACE_ASSIGN(PageBuffer headers,
                   PageBuffer::create(header_bytes * static_cast<std::size_t>(options.lanes)));
-  auto engine = std::make_unique<Engine>(runtime, store, options, std::move(headers));
+  auto engine = std::make_unique<Engine>(
+      runtime, store, folder, options, std::move(headers), format::sum_count(payload_bytes));
   HEADRACE_TRY(engine->start());
   return std::unique_ptr<IoEngine>(std::move(engine));
 }

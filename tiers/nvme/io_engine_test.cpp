@@ -12,6 +12,7 @@
 #include <random>
 
 #include "core/trace.hpp"
+#include "tiers/nvme/io_test_support.hpp"
 #include "tiers/nvme/test_support.hpp"
 #include "tiers/race_checker.hpp"
 #include "tiers/thread_queue.hpp"
@@ -26,31 +27,20 @@ using testing::fill;
 using testing::make_store;
 using testing::pages;
 using testing::pattern;
+using testing::RepeatedMemory;
 using testing::TestFolder;
+using testing::with_rule;
 
 std::unique_ptr<IoEngine> make_engine(Runtime& runtime,
                                       Store& store,
                                       const EngineOptions& options = {}) {
-  Result<std::unique_ptr<IoEngine>> engine = IoEngine::create(runtime, store, options);
+  Result<std::unique_ptr<IoEngine>> engine = IoEngine::create(runtime, store, 0, options);
   if (!engine) {
     ADD_FAILURE() << format_error(engine.error(), true);
     return nullptr;
   }
   return std::move(*engine);
 }
-
-// A lambda as IoFaults.
-class Faults final : public IoFaults {
- public:
-  explicit Faults(std::function<int(const IoRequest&, int)> rule) : rule_(std::move(rule)) {}
-
-  int on_completion(const IoRequest& request, int result) override {
-    return rule_(request, result);
-  }
-
- private:
-  std::function<int(const IoRequest&, int)> rule_;
-};
 
 constexpr ExtentKey kLargeState{.unit = 2, .tile = 1, .kind = ExtentKind::kState};
 constexpr ExtentKey kSmallParam{.unit = 2, .tile = 0, .kind = ExtentKind::kParam};
@@ -164,7 +154,7 @@ TEST_F(IoEngineTest, DestructionFinishesWhatWasSubmitted) {
 TEST_F(IoEngineTest, LanesShareTheDepthInTurn) {
   // Two long writes on two lanes with one request in flight: their requests alternate.
   std::vector<std::uint64_t> offsets;
-  Faults record([&](const IoRequest& request, int result) {
+  const BackendFactory record = with_rule([&](const IoRequest& request, int result) {
     offsets.push_back(request.offset);
     return result;
   });
@@ -175,7 +165,7 @@ TEST_F(IoEngineTest, LanesShareTheDepthInTurn) {
     const auto engine = make_engine(
         runtime_,
         *store_,
-        {.lanes = 2, .io_depth = 1, .request_bytes_max = 16 * kPageBytes, .faults = &record});
+        {.lanes = 2, .io_depth = 1, .request_bytes_max = 16 * kPageBytes, .make_backend = record});
     Gate gate;
     ThreadQueue holder(runtime_, "holder", {});
     gate.block(holder);
@@ -215,12 +205,12 @@ TEST_P(FailedCompletions, EndTheRunWithAnErrorThatNamesThem) {
   const PageBuffer memory = pages(place.payload_bytes);
   fill(memory.bytes(), kLargeState, 1);
   HEADRACE_EXPECT_OK(store_->write_now(kLargeState, memory.bytes(), 1));
-  const std::uint64_t total = place.header_bytes + place.payload_bytes;
-  for (std::uint64_t at = 0; at < total; at += kRequestBytes) {
+  for (std::uint64_t at = 0; at < place.payload_bytes; at += kRequestBytes) {
     for (const bool write : {false, true}) {
-      const std::uint64_t offset = place.offset + at;
+      // The first request carries the header too.
+      const std::uint64_t offset = place.offset + (at == 0 ? 0 : place.header_bytes + at);
       std::atomic<int> after{0};
-      Faults faults([&](const IoRequest& request, int result) {
+      const BackendFactory faults = with_rule([&](const IoRequest& request, int result) {
         after.fetch_add(after.load() > 0 ? 1 : 0);
         if (request.offset != offset) {
           return result;
@@ -232,7 +222,7 @@ TEST_P(FailedCompletions, EndTheRunWithAnErrorThatNamesThem) {
       const auto engine = make_engine(
           runtime,
           *store_,
-          {.lanes = 2, .io_depth = 2, .request_bytes_max = kRequestBytes, .faults = &faults});
+          {.lanes = 2, .io_depth = 2, .request_bytes_max = kRequestBytes, .make_backend = faults});
       IoLane& lane = engine->lane(0);
       write ? lane.write(kLargeState, memory.bytes(), 2, 5)
             : lane.read(kLargeState, memory.bytes(), 5);
@@ -270,12 +260,14 @@ INSTANTIATE_TEST_SUITE_P(
 
 TEST_F(IoEngineTest, InterruptedAndRefusedRequestsAreTriedAgain) {
   int count = 0;
-  Faults faults([&](const IoRequest&, int result) {
+  const BackendFactory faults = with_rule([&](const IoRequest&, int result) {
     ++count;
     return count % 3 == 0 ? result : count % 3 == 1 ? -EAGAIN : -EINTR;
   });
-  const auto engine = make_engine(
-      runtime_, *store_, {.io_depth = 3, .request_bytes_max = 8 * kPageBytes, .faults = &faults});
+  const auto engine =
+      make_engine(runtime_,
+                  *store_,
+                  {.io_depth = 3, .request_bytes_max = 8 * kPageBytes, .make_backend = faults});
   for (const ExtentKey& key : all_extents(*store_)) {
     round_trip(engine->lane(0), key, 1);
   }
@@ -285,8 +277,8 @@ TEST_F(IoEngineTest, InterruptedAndRefusedRequestsAreTriedAgain) {
 TEST_F(IoEngineTest, ARequestThatIsAlwaysRefusedIsGivenUp) {
   for (const int result : {-EAGAIN, -EINTR, 512}) {
     Runtime runtime;
-    Faults faults([&](const IoRequest&, int) { return result; });
-    const auto engine = make_engine(runtime, *store_, {.faults = &faults});
+    const BackendFactory faults = with_rule([&](const IoRequest&, int) { return result; });
+    const auto engine = make_engine(runtime, *store_, {.make_backend = faults});
     const PageBuffer memory = pages(kPageBytes);
     engine->lane(0).write(kSmallParam, memory.bytes(), 1, 0);
     EXPECT_FALSE(engine->lane(0).drain().has_value()) << result;
@@ -296,7 +288,7 @@ TEST_F(IoEngineTest, ARequestThatIsAlwaysRefusedIsGivenUp) {
 
 TEST_F(IoEngineTest, ShortTransfersGoOnWhereTheyStopped) {
   std::mt19937_64 random(testing::test_seed());
-  Faults faults([&](const IoRequest&, int result) {
+  const BackendFactory faults = with_rule([&](const IoRequest&, int result) {
     // Any number of bytes: whole pages, parts of a page, and often all of it.
     return result <= 1 || random() % 3 == 0
                ? result
@@ -308,7 +300,7 @@ TEST_F(IoEngineTest, ShortTransfersGoOnWhereTheyStopped) {
                                     {.lanes = 2,
                                      .io_depth = 4,
                                      .request_bytes_max = request_pages * kPageBytes,
-                                     .faults = &faults});
+                                     .make_backend = faults});
     for (std::int64_t step = 0; step < 3; ++step) {
       for (const ExtentKey& key : all_extents(*store_)) {
         round_trip(engine->lane(1), key, step);
@@ -366,7 +358,7 @@ TEST_F(IoEngineTest, ARealWriteErrorRaisesTheFault) {
 TEST_F(IoEngineTest, AFaultOfAnotherQueueStopsTransfersAndFinishesTickets) {
   testing::write_all_extents(*store_, 1);
   std::atomic<int> completions{0};
-  Faults faults([&](const IoRequest&, int result) {
+  const BackendFactory faults = with_rule([&](const IoRequest&, int result) {
     if (completions.fetch_add(1) == 3) {
       runtime_.fault.raise(operating_error("another queue failed"));
     }
@@ -375,7 +367,7 @@ TEST_F(IoEngineTest, AFaultOfAnotherQueueStopsTransfersAndFinishesTickets) {
   const auto engine = make_engine(
       runtime_,
       *store_,
-      {.lanes = 2, .io_depth = 2, .request_bytes_max = 4 * kPageBytes, .faults = &faults});
+      {.lanes = 2, .io_depth = 2, .request_bytes_max = 4 * kPageBytes, .make_backend = faults});
   const PageBuffer memory = pages(store_->read_place(kLargeState).payload_bytes);
   engine->lane(0).write(kLargeState, memory.bytes(), 2, 0);
   engine->lane(0).write(kLargeState, memory.bytes(), 3, 1);
@@ -420,11 +412,13 @@ TEST_F(IoEngineTest, AFailingBodyEndsATransferThatHasNothingInFlight) {
 
 TEST_F(IoEngineTest, AfterAFaultAShortTransferIsNotGoneOnWith) {
   int completions = 0;
-  Faults faults([&](const IoRequest&, int) {
+  const BackendFactory faults = with_rule([&](const IoRequest&, int) {
     return ++completions == 1 ? -EIO : static_cast<int>(kPageBytes);
   });
-  const auto engine = make_engine(
-      runtime_, *store_, {.io_depth = 4, .request_bytes_max = 8 * kPageBytes, .faults = &faults});
+  const auto engine =
+      make_engine(runtime_,
+                  *store_,
+                  {.io_depth = 4, .request_bytes_max = 8 * kPageBytes, .make_backend = faults});
   const PageBuffer memory = pages(store_->read_place(kLargeState).payload_bytes);
   engine->lane(0).write(kLargeState, memory.bytes(), 1, 0);
   EXPECT_FALSE(engine->lane(0).drain().has_value());
@@ -440,7 +434,7 @@ TEST_F(IoEngineTest, RandomInterleavingsEqualAModelInMemory) {
   for (std::uint64_t round = 0; round < 12; ++round) {
     std::mt19937_64 random(seed + round);
     std::mt19937_64 fault_random(seed + round);
-    Faults faults([&](const IoRequest&, int result) {
+    const BackendFactory faults = with_rule([&](const IoRequest&, int result) {
       const std::uint64_t die = fault_random() % 8;
       return result <= 1 || die > 1 ? result
              : die == 0             ? -EAGAIN
@@ -453,7 +447,7 @@ TEST_F(IoEngineTest, RandomInterleavingsEqualAModelInMemory) {
                                      .io_depth = static_cast<int>(1 + random() % 6),
                                      .request_bytes_max = (1 + random() % 70) * kPageBytes,
                                      .lane_capacity = 1 + random() % 5,
-                                     .faults = &faults});
+                                     .make_backend = faults});
 
     struct Read {
       PageBuffer memory;
@@ -555,39 +549,6 @@ TEST_F(IoEngineTest, ThreeMistakesOfTheCallerAreNotLetThrough) {
   EXPECT_DEATH(engine->lane(0).write(kSmallParam, memory.bytes().first(kPageBytes), 2, 0),
                "mark_dirty");
 }
-
-// The same memory many times over, so that an extent of 2 GiB costs 2 MiB.
-class RepeatedMemory {
- public:
-  explicit RepeatedMemory(std::size_t bytes) {
-    const int fd = ::memfd_create("nvme_test", MFD_CLOEXEC);
-    EXPECT_EQ(::ftruncate(fd, kPartBytes), 0);
-    void* base = ::mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    EXPECT_NE(base, MAP_FAILED);
-    bytes_ = {static_cast<std::byte*>(base), bytes};
-    for (std::size_t at = 0; at < bytes; at += kPartBytes) {
-      EXPECT_NE(::mmap(bytes_.data() + at,
-                       std::min(kPartBytes, bytes - at),
-                       PROT_READ | PROT_WRITE,
-                       MAP_SHARED | MAP_FIXED,
-                       fd,
-                       0),
-                MAP_FAILED);
-    }
-    ::close(fd);
-  }
-
-  RepeatedMemory(const RepeatedMemory&) = delete;
-  RepeatedMemory& operator=(const RepeatedMemory&) = delete;
-
-  ~RepeatedMemory() { ::munmap(bytes_.data(), bytes_.size()); }
-
-  [[nodiscard]] std::span<std::byte> bytes() const { return bytes_; }
-
- private:
-  static constexpr std::size_t kPartBytes = std::size_t{2} << 20U;
-  std::span<std::byte> bytes_;
-};
 
 TEST(IoEngineLarge, AnOperationBeyondTwoGibibytesIsWhole) {
   const TestFolder folder;

@@ -1,32 +1,34 @@
 #include "tiers/nvme/io_lane.hpp"
 
-#include <unistd.h>
+#include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
-#include <cerrno>
 #include <utility>
 
 #include "core/assert.hpp"
 
 namespace headrace::tiers::nvme {
+namespace {
+
+// The race checker's address of a byte of a folder's file: files are smaller than 2^60 bytes.
+constexpr unsigned kFolderShift = 60;
+constexpr std::uint64_t kFolderMask = 0xF;
+
+}  // namespace
 
 void Signals::wake_engine() {
-  if (std::exchange(wake_written, true)) {
-    return;
+  if (!std::exchange(awake, true)) {
+    backend->wake();
   }
-  const std::uint64_t one = 1;
-  ssize_t put = 0;
-  do {
-    put = ::write(wake.get(), &one, sizeof(one));
-  } while (put < 0 && errno == EINTR);
-  HEADRACE_ASSERT(put == sizeof(one), "an eventfd that is read before it overflows takes a write");
 }
 
 Lane::Lane(Runtime& runtime, std::string name, const Setup& setup)
     : IoLane(runtime, std::move(name)),
+      transfer(setup.header, setup.sub_blocks_max),
       store_(setup.store),
+      folder_(setup.folder),
       signals_(setup.signals),
-      header_(setup.header),
       ring_(setup.capacity) {
   HEADRACE_ASSERT(setup.capacity > 0, "a lane's ring holds at least one operation");
   completion_.lane = this;
@@ -44,6 +46,7 @@ void Lane::put(Fill fill) {
   not_full_.wait(lock, [this] { return tail_ - head_ < ring_.size(); });
   LaneEntry& entry = ring_[tail_ % ring_.size()];
   entry.ticket = next_ticket();
+  entry.deadline = ~IoDeadline{0};
   fill(entry);
   ++tail_;
   signals_.wake_engine();
@@ -68,17 +71,25 @@ void Lane::push_wait(const Event& event) {
 }
 
 void Lane::check_memory(const ExtentKey& key, const void* memory, std::size_t bytes) const {
-  HEADRACE_ASSERT(bytes == store_.home_place(key).payload_bytes,
-                  "the payload has the extent's length");
+  const ExtentPlace place = store_.home_place(key);
+  HEADRACE_ASSERT(bytes == place.payload_bytes, "the payload has the extent's length");
+  HEADRACE_ASSERT(place.folder == folder_, "the extent lies in the engine's folder");
   HEADRACE_ASSERT(reinterpret_cast<std::uintptr_t>(memory) % kPageBytes == 0,
                   "direct I/O needs page-aligned memory");
 }
 
-void Lane::read(const ExtentKey& key, std::span<std::byte> target, std::uint64_t id) {
-  check_memory(key, target.data(), target.size());
+MemorySpan Lane::storage(const ExtentKey& key) const {
   const ExtentPlace place = store_.home_place(key);
-  const std::array reads = {
-      MemorySpan::storage(place.offset, place.header_bytes + place.payload_bytes)};
+  return MemorySpan::storage(place.offset + ((folder_ & kFolderMask) << kFolderShift),
+                             place.header_bytes + place.payload_bytes);
+}
+
+void Lane::read(const ExtentKey& key,
+                std::span<std::byte> target,
+                std::uint64_t id,
+                IoDeadline deadline) {
+  check_memory(key, target.data(), target.size());
+  const std::array reads = {storage(key)};
   const std::array writes = {MemorySpan(target.data(), target.size())};
   const Operation operation{.name = "nvme read", .reads = reads, .writes = writes, .id = id};
   declare(operation);
@@ -86,6 +97,7 @@ void Lane::read(const ExtentKey& key, std::span<std::byte> target, std::uint64_t
     entry.kind = LaneEntry::Kind::kRead;
     entry.name = operation.name;
     entry.id = id;
+    entry.deadline = deadline;
     entry.key = key;
     entry.memory = target.data();
     entry.bytes = target.size();
@@ -95,21 +107,21 @@ void Lane::read(const ExtentKey& key, std::span<std::byte> target, std::uint64_t
 void Lane::write(const ExtentKey& key,
                  std::span<const std::byte> source,
                  std::int64_t step,
-                 std::uint64_t id) {
+                 std::uint64_t id,
+                 IoDeadline deadline) {
   check_memory(key, source.data(), source.size());
   HEADRACE_ASSERT(step >= 0, "a write has a step");
   HEADRACE_ASSERT(store_.ready_for_writes(),
                   "with one slot Store::mark_dirty comes before the first write after a commit");
-  const ExtentPlace place = store_.home_place(key);
   const std::array reads = {MemorySpan(source.data(), source.size())};
-  const std::array writes = {
-      MemorySpan::storage(place.offset, place.header_bytes + place.payload_bytes)};
+  const std::array writes = {storage(key)};
   const Operation operation{.name = "nvme write", .reads = reads, .writes = writes, .id = id};
   declare(operation);
   put([&](LaneEntry& entry) {
     entry.kind = LaneEntry::Kind::kWrite;
     entry.name = operation.name;
     entry.id = id;
+    entry.deadline = deadline;
     entry.key = key;
     // One entry type serves both directions; a write only reads from it.
     entry.memory =
@@ -119,13 +131,36 @@ void Lane::write(const ExtentKey& key,
   });
 }
 
+void Lane::expedite(const Event& event) {
+  HEADRACE_ASSERT(event.queue() == this, "a lane expedites what it has itself");
+  const std::scoped_lock lock(signals_.mutex);
+  expedited_ticket_ = std::max(expedited_ticket_, event.ticket());
+  signals_.wake_engine();
+}
+
 bool Lane::take() {
   const std::scoped_lock lock(signals_.mutex);
   if (head_ == tail_) {
     return false;
   }
   current = ring_[head_ % ring_.size()];
+  taken_ = true;
+  current_begin_ns_ = TraceRecorder::now_ns();
   return true;
+}
+
+IoDeadline Lane::deadline_locked() const {
+  if (head_ == tail_) {
+    return ~IoDeadline{0};
+  }
+  if (ring_[head_ % ring_.size()].ticket <= expedited_ticket_) {
+    return kWantedNow;
+  }
+  IoDeadline soonest = ~IoDeadline{0};
+  for (std::uint64_t i = head_; i < tail_; ++i) {
+    soonest = std::min(soonest, ring_[i % ring_.size()].deadline);
+  }
+  return soonest;
 }
 
 void Lane::finish_current() {
@@ -134,6 +169,7 @@ void Lane::finish_current() {
   {
     const std::scoped_lock lock(signals_.mutex);
     ++head_;
+    taken_ = false;
   }
   not_full_.notify_one();
 }
@@ -154,6 +190,42 @@ bool Lane::begin_wait(const Event& event) {
 bool Lane::wait_over() {
   const std::scoped_lock lock(signals_.mutex);
   return std::exchange(wait_over_, false);
+}
+
+std::optional<IoWait> Lane::describe_wait() const {
+  const std::scoped_lock lock(signals_.mutex);
+  if (head_ == tail_) {
+    return std::nullopt;
+  }
+  const LaneEntry& entry = ring_[head_ % ring_.size()];
+  IoWait wait{.what = name() + ": ", .since_ns = current_begin_ns_};
+  if (!taken_) {
+    wait.what += fmt::format("{} (#{}) was submitted", entry.name, entry.id);
+    wait.since_ns = TraceRecorder::now_ns();
+  } else if (entry.kind == LaneEntry::Kind::kWait) {
+    wait.what +=
+        fmt::format("waits for ticket {} of {}", entry.event.ticket(), entry.event.queue()->name());
+  } else if (entry.kind == LaneEntry::Kind::kBody) {
+    wait.what += fmt::format("runs {} (#{})", entry.name, entry.id);
+  } else {
+    wait.what += fmt::format(
+        "{} (#{}) of unit {}, tile {} ({}) at offset {} of '{}': {} of {} bytes moved, "
+        "{} requests in flight",
+        entry.name,
+        entry.id,
+        entry.key.unit,
+        entry.key.tile,
+        entry.key.kind == ExtentKind::kParam ? "param" : "state",
+        progress.offset.load(std::memory_order_relaxed),
+        store_.data_path(folder_),
+        progress.moved_bytes.load(std::memory_order_relaxed),
+        progress.total_bytes.load(std::memory_order_relaxed),
+        progress.in_flight.load(std::memory_order_relaxed));
+  }
+  if (tail_ - head_ > 1) {
+    wait.what += fmt::format("; {} behind it", tail_ - head_ - 1);
+  }
+  return wait;
 }
 
 }  // namespace headrace::tiers::nvme

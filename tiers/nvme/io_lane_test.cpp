@@ -27,6 +27,7 @@ class LaneHarness final : public QueueHarness {
     EXPECT_TRUE(store_->mark_dirty().has_value());
     engine_ = nvme::IoEngine::create(runtime,
                                      *store_,
+                                     0,
                                      {.lanes = static_cast<int>(options.queues),
                                       .io_depth = 2,
                                       .lane_capacity = options.ring_capacity})

@@ -12,6 +12,7 @@
 #include <array>
 #include <cstddef>
 #include <random>
+#include <string_view>
 
 #include "tiers/nvme/io_engine.hpp"
 #include "tiers/nvme/pacer.hpp"
@@ -66,7 +67,7 @@ bool forbid_io_uring(int error) {
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
 }
 
-TEST(Ring, WhereTheSystemForbidsItTheEngineSaysSo) {
+TEST(Ring, WhereTheSystemForbidsItTheEngineTakesThreads) {
   const testing::TestFolder folder;
   const auto store = testing::make_store(folder.path());
   for (const int error : {EPERM, ENOSYS}) {
@@ -75,10 +76,11 @@ TEST(Ring, WhereTheSystemForbidsItTheEngineSaysSo) {
       if (!forbid_io_uring(error)) {
         ::_exit(77);
       }
+      const auto ring = make_uring_backend(store->file(0), {});
       Runtime runtime;
-      const auto engine = IoEngine::create(runtime, *store, {});
-      ::_exit(!engine && engine.error().what == "nvme tier: cannot use io_uring" &&
-                      engine.error().hint == ring_setup_error(error).hint
+      const auto engine = IoEngine::create(runtime, *store, 0, {});
+      ::_exit(!ring && ring.error().hint == ring_setup_error(error).hint && engine &&
+                      std::string_view((*engine)->facts().name) == "threads"
                   ? 0
                   : 1);
     }

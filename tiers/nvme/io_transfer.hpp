@@ -1,0 +1,104 @@
+// One operation of a lane: how its extent is cut into parts, which bytes have moved, which
+// sub-blocks are summed. Internal to tiers/nvme.
+//
+// Positions count from the extent's beginning: the header, then the payload. A part is a chunk of
+// the payload; the first one carries the header too. A read hands them over in order, and sums a
+// sub-block once it and the header have arrived; a write hands the first part over last, when all
+// sums are in the header. So sums are made while other bytes are in flight, and a header that is
+// there says that the write came to its end.
+// Invariant: each position is handed over once; complete() means that all bytes have moved and all
+// sums are made or checked. Memory is taken at construction. Thread: the engine's. Failure:
+// sum_some() returns what the store says.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "core/error.hpp"
+#include "tiers/nvme/store.hpp"
+
+namespace headrace::tiers::nvme {
+
+class Transfer {
+ public:
+  struct Start {
+    ExtentKey key;
+    ExtentPlace place;
+    std::byte* payload = nullptr;  // a write only reads from it
+    bool write = false;
+    std::int64_t step = 0;  // of a write
+    std::uint64_t chunk_bytes = 0;
+  };
+
+  struct Part {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+    std::uint64_t payload_bytes = 0;
+  };
+
+  // `header` is for the largest extent, whose payload has so many sub-blocks.
+  Transfer(std::span<std::byte> header, std::uint64_t sub_blocks_max);
+
+  void begin(const Store& store, const Start& start);
+
+  // What to hand over next. Nothing: all was, or the last part of a write waits for sums.
+  [[nodiscard]] std::optional<Part> next() const;
+  void hand_over();  // what next() said
+  // The memory of a part; returns the number of pieces.
+  [[nodiscard]] unsigned pieces(const Part& part, std::array<iovec, 2>& pieces) const;
+  void moved(std::uint64_t begin, std::uint64_t end);
+
+  [[nodiscard]] bool sums_pending() const;
+  // Sums or checks a few sub-blocks, about 256 KiB.
+  [[nodiscard]] Status sum_some(const Store& store);
+
+  [[nodiscard]] bool complete() const { return moved_bytes_ == total_bytes() && sums_ == blocks_; }
+
+  [[nodiscard]] const ExtentPlace& place() const { return start_.place; }
+
+  [[nodiscard]] const ExtentKey& key() const { return start_.key; }
+
+  [[nodiscard]] std::int64_t step() const { return start_.step; }
+
+  [[nodiscard]] bool is_write() const { return start_.write; }
+
+  [[nodiscard]] std::uint64_t moved_bytes() const { return moved_bytes_; }
+
+  [[nodiscard]] std::uint64_t total_bytes() const {
+    return start_.place.header_bytes + start_.place.payload_bytes;
+  }
+
+  // Of the engine's bookkeeping.
+  int in_flight = 0;               // requests
+  std::uint64_t passed_bytes = 0;  // of others, handed over while this one could have been
+  std::int64_t begin_ns = 0;
+
+ private:
+  [[nodiscard]] std::span<std::byte> header() const {
+    return header_.first(start_.place.header_bytes);
+  }
+
+  [[nodiscard]] std::span<const std::byte> block(std::uint64_t index) const;
+  [[nodiscard]] std::uint64_t chunk(std::uint64_t turn) const;
+
+  std::span<std::byte> header_;
+  Start start_;
+  std::uint64_t chunks_ = 0;
+  std::uint64_t turns_ = 0;  // chunks handed over
+  std::uint64_t moved_bytes_ = 0;
+  std::uint64_t header_moved_ = 0;
+  std::uint64_t blocks_ = 0;
+  std::uint64_t sums_ = 0;              // made or checked
+  bool header_checked_ = false;         // of a read
+  std::vector<std::uint32_t> arrived_;  // of a read: bytes of each sub-block
+  std::vector<std::uint32_t> ready_;    // of a read: sub-blocks that are whole, as they came
+  std::uint64_t ready_count_ = 0;
+};
+
+}  // namespace headrace::tiers::nvme
