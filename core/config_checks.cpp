@@ -132,14 +132,17 @@ void check_optim(const RunConfig& config, std::vector<Error>& errors) {
 }
 
 void check_tiers(const RunConfig& config, std::vector<Error>& errors) {
-  if (config.tiers.nvme.size() > 1) {
-    add(config,
-        errors,
-        {.key = "tiers.nvme",
-         .what = fmt::format("tiers.nvme names {} folders: stripes over several folders are not in "
-                             "this version",
-                             config.tiers.nvme.size()),
-         .hint = "name the folder on the fastest drive alone"});
+  const std::vector<NvmeFolder>& folders = config.tiers.nvme;
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      if (folders[i].path == folders[j].path) {
+        add(config,
+            errors,
+            {.key = "tiers.nvme",
+             .what = fmt::format("tiers.nvme names '{}' twice", folders[i].path),
+             .hint = "a drive gains nothing from a second folder: name each folder once"});
+      }
+    }
   }
 }
 

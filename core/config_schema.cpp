@@ -465,7 +465,7 @@ constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::tiers, &TiersSection::nvme>(
         {.name = "tiers.nvme",
          .kind = Kind::kFolders,
-         .doc = "the store's folder, made if its parent exists; one in this version",
+         .doc = "the store's folders, made if their parent exists; tiles are spread over them",
          .default_words = "store/ in run.dir"}),
     key<&RunConfig::tiers, &TiersSection::links, &LinkCaps::h2d>(
         {.name = "tiers.links.h2d",

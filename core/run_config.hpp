@@ -113,7 +113,7 @@ struct TiersSection {
   std::optional<std::string> device;  // "cpu"
   std::optional<std::uint64_t> device_memory_bytes;
   std::optional<std::uint64_t> host_memory_bytes;
-  std::vector<NvmeFolder> nvme;      // one in this version; default: <run.dir>/store
+  std::vector<NvmeFolder> nvme;      // default: <run.dir>/store
   std::optional<std::string> place;  // "device" | "host" | "nvme"
   std::optional<int> lookahead;      // units
   // Written as a count of 65,536-element blocks ("tile = 5") in the file.

@@ -84,6 +84,57 @@ Result<std::optional<std::int64_t>> tile_of(const RunConfig& config, const PlanR
   return request.stored_tile_elements;
 }
 
+double weight_of_all(const std::vector<StoreDrive>& drives) {
+  double sum = 0;
+  for (const StoreDrive& drive : drives) {
+    sum += drive.weight;
+  }
+  return sum;
+}
+
+// Tiles are spread by weight, so all drives together write as fast as the one that is held back
+// most lets its share be written.
+std::optional<double> write_limit_of(const std::vector<StoreDrive>& drives) {
+  std::optional<double> limit;
+  for (const StoreDrive& drive : drives) {
+    if (drive.folder.write_limit_bytes_per_s) {
+      const double share = drive.weight / weight_of_all(drives);
+      limit = smaller_of(limit, *drive.folder.write_limit_bytes_per_s / share);
+    }
+  }
+  return limit;
+}
+
+// Bytes that the store may write before the first of the drives, as far as they are known, is worn
+// out.
+std::optional<double> endurance_of(const std::vector<StoreDrive>& drives) {
+  std::optional<double> bytes;
+  for (const StoreDrive& drive : drives) {
+    if (drive.folder.endurance_bytes) {
+      const double share = drive.weight / weight_of_all(drives);
+      bytes = smaller_of(bytes, *drive.folder.endurance_bytes / share);
+    }
+  }
+  return bytes;
+}
+
+// Caps of a link are for all folders together.
+std::vector<exec::DriveOptions> drive_options(const RunConfig& config,
+                                              const std::vector<StoreDrive>& drives) {
+  std::vector<exec::DriveOptions> options;
+  for (const StoreDrive& drive : drives) {
+    const double share = drive.weight / weight_of_all(drives);
+    const auto part = [&](const std::optional<double>& cap) {
+      return cap ? std::optional(*cap * share) : std::nullopt;
+    };
+    options.push_back({.io_depth = config.tiers.io_depth.value_or(kIoDepth),
+                       .read_bytes_per_s = part(config.tiers.links.nvme_read),
+                       .write_bytes_per_s = smaller_of(part(config.tiers.links.nvme_write),
+                                                       drive.folder.write_limit_bytes_per_s)});
+  }
+  return options;
+}
+
 // Two slots a tile are what makes commits safe while the run goes on.
 Result<int> slots_of(const RunConfig& config, const Interval& commits, const PlanRequest& request) {
   const int wanted = commits.never() ? 1 : 2;
@@ -165,6 +216,29 @@ Status check_machine(const Planned& planned, const HostMemory& memory) {
 
 }  // namespace
 
+std::vector<StoreDrive> drives_of(const RunConfig& config,
+                                  const std::vector<std::string>& folders,
+                                  const std::vector<double>& bytes_per_s) {
+  std::vector<StoreDrive> drives;
+  const std::vector<NvmeFolder> settings = store_folders(config);
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    StoreDrive drive;
+    drive.folder.path = folders[i];
+    for (const NvmeFolder& setting : settings) {
+      if (setting.path == folders[i]) {
+        drive.folder = setting;
+      }
+    }
+    drive.weight = i < bytes_per_s.size() ? bytes_per_s[i] : 1.0;
+    if (drive.folder.write_limit_bytes_per_s) {
+      // A step reads about as much as it writes.
+      drive.weight = std::min(drive.weight, 2 * *drive.folder.write_limit_bytes_per_s);
+    }
+    drives.push_back(std::move(drive));
+  }
+  return drives;
+}
+
 int compute_threads_of(const RunConfig& config) {
   return config.run.compute_threads.value_or(usable_cores());
 }
@@ -204,19 +278,18 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   settings.traversal = traversal_of(config);
   settings.update = update_of(config);
   settings.grad = config.precision.grad.value_or("fp32") == "bf16" ? Dtype::kBf16 : Dtype::kF32;
-  const NvmeFolder folder = store_folder(config);
   settings.h2d_cap = config.tiers.links.h2d;
   settings.d2h_cap = config.tiers.links.d2h;
   settings.nvme_read_cap = config.tiers.links.nvme_read;
   settings.nvme_write_cap =
-      smaller_of(config.tiers.links.nvme_write, folder.write_limit_bytes_per_s);
+      smaller_of(config.tiers.links.nvme_write, write_limit_of(request.drives));
   HEADRACE_ASSIGN(settings.commit_interval, parse_interval(config.durability.checkpoint));
   HEADRACE_ASSIGN(settings.store_slots, slots_of(config, settings.commit_interval, request));
   if (settings.store_slots < 2) {
     settings.commit_interval = {};
   }
   settings.steps = request.steps;
-  settings.endurance_bytes = folder.endurance_bytes;
+  settings.endurance_bytes = endurance_of(request.drives);
   settings.config_name = config.file;
   return settings;
 }
@@ -239,11 +312,10 @@ Result<Planned> make_planned(const RunConfig& config,
   HEADRACE_TRY(check_machine(planned, memory));
   planned.options.compute_threads = batch.compute_threads;
   planned.options.optimizer_threads = config.optim.threads.value_or(usable_cores());
-  planned.options.io_depth = config.tiers.io_depth.value_or(kIoDepth);
   planned.options.h2d_bytes_per_s = planned.settings.h2d_cap;
   planned.options.d2h_bytes_per_s = planned.settings.d2h_cap;
-  planned.options.nvme_read_bytes_per_s = planned.settings.nvme_read_cap;
-  planned.options.nvme_write_bytes_per_s = planned.settings.nvme_write_cap;
+  planned.drives = request.drives;
+  planned.options.drives = drive_options(config, request.drives);
   return planned;
 }
 

@@ -24,6 +24,17 @@
 
 namespace headrace::train {
 
+// A folder of the store, and the share of the tiles that it gets.
+struct StoreDrive {
+  NvmeFolder folder;
+  double weight = 1;  // bytes per second, reads and writes together, within its write_limit
+};
+
+// The settings of tiers.nvme for each folder of a store (those that it does not name have none).
+[[nodiscard]] std::vector<StoreDrive> drives_of(const RunConfig& config,
+                                                const std::vector<std::string>& folders,
+                                                const std::vector<double>& bytes_per_s);
+
 struct Planned {
   model::Architecture architecture;
   plan::ModelSpec spec;
@@ -31,6 +42,7 @@ struct Planned {
   plan::MachineProfile machine;
   plan::Plan plan;
   exec::ExecutorOptions options;
+  std::vector<StoreDrive> drives;  // by folder of the store
 };
 
 struct PlanRequest {
@@ -39,6 +51,7 @@ struct PlanRequest {
   // Of the store that a resumed run has; wins over "auto", contradicts anything else.
   std::optional<std::int64_t> stored_tile_elements;
   std::optional<int> stored_slots;
+  std::vector<StoreDrive> drives;  // by folder; none: nothing is said of them
   // Of another machine that is planned for: all of it is available there.
   std::optional<std::uint64_t> memory_bytes;
 };

@@ -41,8 +41,9 @@ Result<Opened> open_path(const std::string& given) {
     }
     reference = *found;
   } else if (path_exists(path + "/data")) {
-    reference.folder = parent_path(path);
-    reference.id = path.substr(reference.folder.size() + 1);
+    const std::string folder = parent_path(path);
+    reference.folders = {folder};
+    reference.id = path.substr(folder.size() + 1);
   } else {
     return usage_error(fmt::format("'{}' is neither a run nor a store", given))
         .with_why(is_directory(path) ? "there is neither a store.json nor a data file in it"
@@ -51,7 +52,7 @@ Result<Opened> open_path(const std::string& given) {
             "name the directory of a run, or <folder>/<id> of a store (headrace store list)");
   }
   HEADRACE_ASSIGN(opened.store,
-                  Store::open({reference.folder}, reference.id, Store::Access::kRead, false));
+                  Store::open(reference.folders, reference.id, Store::Access::kRead, false));
   return opened;
 }
 

@@ -80,6 +80,7 @@ Result<Beginning> begin_with(std::unique_ptr<Store> store,
     return written_since(*store, "start again with --overwrite, or from another folder");
   }
   beginning.resumed = std::move(store);
+  beginning.folders = reference.folders;
   return beginning;
 }
 
@@ -104,14 +105,22 @@ Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths
   if (!json) {
     return damaged(json.error());
   }
-  Result<std::string> folder = json->require_string("folder");
   Result<std::string> id = json->require_string("id");
-  if (!folder || !id) {
-    return damaged(folder ? id.error() : folder.error());
+  Result<const Json::Array*> folders = json->require_array("folders");
+  if (!folders || !id) {
+    return damaged(folders ? id.error() : folders.error());
   }
   StoreReference reference;
-  reference.folder = absolute_path(paths.dir, *folder);
   reference.id = *std::move(id);
+  for (const Json& folder : **folders) {
+    if (folder.as_string() == nullptr) {
+      return damaged(corrupt_error("a folder is no text"));
+    }
+    reference.folders.push_back(absolute_path(paths.dir, *folder.as_string()));
+  }
+  if (reference.folders.empty()) {
+    return damaged(corrupt_error("it names no folder"));
+  }
   if (const Json* step = json->find("committed_step")) {
     reference.committed_step = step->as_int();
   }
@@ -120,20 +129,33 @@ Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths
 
 Status write_store_reference(const RunPaths& paths, const StoreReference& reference) {
   Json json = Json::object();
-  const bool below = lies_below(reference.folder, paths.dir);
-  json.add("folder", below ? reference.folder.substr(paths.dir.size() + 1) : reference.folder);
+  Json folders = Json::array();
+  for (const std::string& folder : reference.folders) {
+    const bool below = lies_below(folder, paths.dir);
+    folders.push_back(below ? folder.substr(paths.dir.size() + 1) : folder);
+  }
+  json.add("folders", std::move(folders));
   json.add("id", reference.id);
   json.add("committed_step", Json(reference.committed_step));
   return write_file_atomically(paths.store(), json.dump(2) + "\n");
 }
 
-NvmeFolder store_folder(const RunConfig& config) {
+std::vector<NvmeFolder> store_folders(const RunConfig& config) {
   if (!config.tiers.nvme.empty()) {
-    return config.tiers.nvme.front();
+    return config.tiers.nvme;
   }
   NvmeFolder folder;
   folder.path = config.run.dir + "/store";
-  return folder;
+  return {folder};
+}
+
+std::vector<std::string> paths_of(const std::vector<NvmeFolder>& folders) {
+  std::vector<std::string> paths;
+  paths.reserve(folders.size());
+  for (const NvmeFolder& folder : folders) {
+    paths.push_back(folder.path);
+  }
+  return paths;
 }
 
 void MadeFolders::remove() noexcept {
@@ -172,23 +194,32 @@ Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options) 
     }
     return Beginning{};
   }
-  if (!path_exists(reference->folder + "/" + reference->id)) {
-    if (options.overwrite) {
-      return Beginning{};
+  std::vector<std::string> missing;
+  bool below = true;
+  for (const std::string& folder : reference->folders) {
+    below = below && lies_below(folder, paths.dir);
+    if (!path_exists(folder + "/" + reference->id)) {
+      missing.push_back(fmt::format("'{}/{}'", folder, reference->id));
     }
-    return operating_error(fmt::format("the store of '{}' is gone", paths.dir))
-        .with_why(fmt::format("there is no '{}/{}'", reference->folder, reference->id))
+  }
+  if (missing.size() == reference->folders.size() && options.overwrite) {
+    return Beginning{};
+  }
+  if (!missing.empty()) {
+    return operating_error(missing.size() == reference->folders.size()
+                               ? fmt::format("the store of '{}' is gone", paths.dir)
+                               : fmt::format("a part of the store of '{}' is gone", paths.dir))
+        .with_why(fmt::format("there is no {}", fmt::join(missing, ", no ")))
         .with_hint("mount or restore it, or start again with --overwrite");
   }
-  const bool below = lies_below(reference->folder, paths.dir);
   if (!below) {
     // Whose it is, before it is opened for writing.
     HEADRACE_ASSIGN(const std::unique_ptr<Store> reader,
-                    Store::open({reference->folder}, reference->id, Store::Access::kRead, false));
+                    Store::open(reference->folders, reference->id, Store::Access::kRead, false));
     HEADRACE_TRY(check_owner(*reader, paths));
   }
   Result<std::unique_ptr<Store>> store = Store::open(
-      {reference->folder}, reference->id, Store::Access::kWrite, options.direct_io_required);
+      reference->folders, reference->id, Store::Access::kWrite, options.direct_io_required);
   if (!store && options.overwrite && store.error().code == ExitCode::kCorrupt && below) {
     Beginning beginning;
     beginning.replaced = *reference;
@@ -208,7 +239,7 @@ Result<std::unique_ptr<Store>> open_committed_store(const RunPaths& paths) {
         .with_hint("train the run first, or name a Hugging Face directory");
   }
   HEADRACE_ASSIGN(std::unique_ptr<Store> store,
-                  Store::open({reference->folder}, reference->id, Store::Access::kRead, false));
+                  Store::open(reference->folders, reference->id, Store::Access::kRead, false));
   if (!store->last_commit()) {
     return operating_error(fmt::format("'{}' holds no commit", paths.dir))
         .with_why("the run never ended cleanly")

@@ -5,7 +5,7 @@
 //   metrics.jsonl         one row a step (docs/metrics.md)
 //   run.log               the log of every start
 //   trace/                Chrome trace events, where asked for
-//   store.json            {"folder", "id", "committed_step"}: where the weights and the state are
+//   store.json            {"folders", "id", "committed_step"}: where the weights and the state are
 //
 // Invariant: one training process has a run's folder at a time (a lock on the folder itself, gone
 // with the process); a store that belongs to another run is never opened for writing, emptied or
@@ -29,7 +29,7 @@ namespace headrace::train {
 enum class ResumeMode : std::uint8_t { kAuto, kNever, kRequired };
 
 struct StoreReference {
-  std::string folder;  // absolute
+  std::vector<std::string> folders;  // absolute, in the order in which the store was made
   std::string id;
   // The step of the last commit that this run made; a store that says it has none is damaged.
   std::optional<std::int64_t> committed_step = {};
@@ -61,7 +61,9 @@ struct RunPaths {
 [[nodiscard]] Status write_store_reference(const RunPaths& paths, const StoreReference& reference);
 
 // Where a run's store is made: tiers.nvme, else store/ in the run's folder.
-[[nodiscard]] NvmeFolder store_folder(const RunConfig& config);
+[[nodiscard]] std::vector<NvmeFolder> store_folders(const RunConfig& config);
+
+[[nodiscard]] std::vector<std::string> paths_of(const std::vector<NvmeFolder>& folders);
 
 // Folders that a start has made. They go away with the object where they are empty, unless they are
 // kept: a start that fails leaves nothing.
@@ -103,6 +105,7 @@ class RunLock {
 struct Beginning {
   // The run's store, open for writing, with its commit; null: a fresh run.
   std::unique_ptr<tiers::nvme::Store> resumed;
+  std::vector<std::string> folders;  // of `resumed`
   // A store that a fresh run replaces: remove it when the new one is about to be made.
   std::optional<StoreReference> replaced;
 };

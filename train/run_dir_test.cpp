@@ -40,7 +40,7 @@ class RunDirTest : public TestFolder {
   }
 
   void refer_to(const std::string& folder, const std::string& id) const {
-    EXPECT_TRUE(write_store_reference(paths_, {.folder = folder, .id = id}));
+    EXPECT_TRUE(write_store_reference(paths_, {.folders = {folder}, .id = id}));
   }
 
   [[nodiscard]] Result<Beginning> begin(ResumeMode resume, bool overwrite = false) const {
@@ -90,7 +90,7 @@ TEST_F(RunDirTest, AStoreThatWasNeverCommittedIsReplaced) {
 TEST_F(RunDirTest, AStoreThatLostItsCommitIsNotReplaced) {
   const std::string folder = paths_.dir + "/store";
   const std::string id = make_store(paths_.dir, folder, false);
-  EXPECT_TRUE(write_store_reference(paths_, {.folder = folder, .id = id, .committed_step = 3}));
+  EXPECT_TRUE(write_store_reference(paths_, {.folders = {folder}, .id = id, .committed_step = 3}));
   EXPECT_EQ(begin(ResumeMode::kAuto).error().code, ExitCode::kCorrupt);
   EXPECT_TRUE(begin(ResumeMode::kAuto, true));
 }

@@ -82,6 +82,7 @@ class Opener {
                                .direct_io_required = session.config.tiers.direct_io == "on"}));
     replaced_ = std::move(beginning.replaced);
     session.store = std::move(beginning.resumed);
+    session.store_folders = std::move(beginning.folders);
     session.resumed = session.store != nullptr;
     if (session.resumed) {
       HEADRACE_ASSIGN(
@@ -137,11 +138,15 @@ class Opener {
 
   Status plan() {
     Session& session = *session_;
+    if (!session.resumed) {
+      session.store_folders = paths_of(store_folders(session.config));
+    }
     HEADRACE_ASSIGN(const FoundMachine machine,
-                    find_machine(options_.machine_file, {store_folder(session.config).path}));
+                    find_machine(options_.machine_file, session.store_folders));
     session.memory = std::make_unique<MemoryMeter>();
     PlanRequest request;
     request.steps = session.steps;
+    request.drives = drives_of(session.config, session.store_folders, machine.folder_bytes_per_s);
     if (session.resumed) {
       request.stored_tile_elements = table_.tile_elements;
       request.stored_slots = static_cast<int>(session.store->slots());
@@ -165,7 +170,9 @@ class Opener {
     Status status = begin();
     if (status) {
       run_folder_.keep();
-      store_folder_.keep();
+      for (MadeFolders& made : made_store_folders_) {
+        made.keep();
+      }
     } else {
       drop_new_store();
     }
@@ -197,22 +204,27 @@ class Opener {
 
   Status load_fresh() {
     Session& session = *session_;
-    const NvmeFolder folder = store_folder(session.config);
     if (replaced_) {
-      log_info(fmt::format("removing the store '{}/{}'", replaced_->folder, replaced_->id));
-      HEADRACE_TRY(tiers::nvme::remove_store({replaced_->folder}, replaced_->id));
+      log_info(fmt::format("removing the store {} of this run", replaced_->id));
+      HEADRACE_TRY(tiers::nvme::remove_store(replaced_->folders, replaced_->id));
     }
-    if (is_directory(parent_path(folder.path))) {
-      HEADRACE_ASSIGN(store_folder_, MadeFolders::make(folder.path));
+    tiers::nvme::StoreOptions options;
+    options.direct_io_required = session.config.tiers.direct_io == "on";
+    options.slots = static_cast<std::uint32_t>(planned_.settings.store_slots);
+    for (const StoreDrive& drive : planned_.drives) {
+      if (is_directory(parent_path(drive.folder.path))) {
+        HEADRACE_ASSIGN(MadeFolders made, MadeFolders::make(drive.folder.path));
+        made_store_folders_.push_back(std::move(made));
+      }
+      options.folders.push_back({.path = drive.folder.path,
+                                 .space_bytes_max = drive.folder.space_bytes,
+                                 .weight = drive.weight});
     }
-    HEADRACE_ASSIGN(
-        session.store,
-        Store::create({.folders = {{.path = folder.path, .space_bytes_max = folder.space_bytes}},
-                       .direct_io_required = session.config.tiers.direct_io == "on",
-                       .slots = static_cast<std::uint32_t>(planned_.settings.store_slots)},
-                      store_contents(planned_, session.paths.dir)));
-    new_store_ = StoreReference{
-        .folder = folder.path, .id = session.store->id(), .committed_step = std::nullopt};
+    HEADRACE_ASSIGN(session.store,
+                    Store::create(options, store_contents(planned_, session.paths.dir)));
+    new_store_ = StoreReference{.folders = session.store_folders,
+                                .id = session.store->id(),
+                                .committed_step = std::nullopt};
     HEADRACE_TRY(write_store_reference(session.paths, *new_store_));
     HEADRACE_ASSIGN(session.engine, Engine::create(std::move(planned_), session.store.get()));
     log_info(fmt::format("loading {} into {} of store '{}'",
@@ -242,11 +254,11 @@ class Opener {
     session_->engine.reset();
     session_->store.reset();
     session_->metrics.reset();
-    const Status removed = tiers::nvme::remove_store({new_store_->folder}, new_store_->id);
+    const Status removed = tiers::nvme::remove_store(new_store_->folders, new_store_->id);
     if (!removed || ::unlink(session_->paths.store().c_str()) != 0) {
-      log_warning(fmt::format("the store '{}/{}' of the failed start stays: headrace store remove",
-                              new_store_->folder,
-                              new_store_->id));
+      log_warning(fmt::format("the store {} of the failed start stays in {}: headrace store remove",
+                              new_store_->id,
+                              fmt::join(new_store_->folders, ", ")));
     }
   }
 
@@ -273,7 +285,7 @@ class Opener {
   std::optional<StoreReference> replaced_;
   std::optional<StoreReference> new_store_;
   MadeFolders run_folder_;
-  MadeFolders store_folder_;
+  std::vector<MadeFolders> made_store_folders_;
   TensorTable table_;  // of the resumed store
   std::unique_ptr<Weights> weights_;
   RunNumbers numbers_;
@@ -380,7 +392,9 @@ Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file
       request.stored_slots = static_cast<int>((*store)->slots());
     }
   }
-  HEADRACE_ASSIGN(const FoundMachine found, find_machine(machine_file, {store_folder(asked).path}));
+  const std::vector<std::string> folders = paths_of(store_folders(asked));
+  HEADRACE_ASSIGN(const FoundMachine found, find_machine(machine_file, folders));
+  request.drives = drives_of(asked, folders, found.folder_bytes_per_s);
   const plan::MachineProfile& machine = found.profile;
   if (!machine_file.empty()) {
     request.memory_bytes = machine.memory_bytes;

@@ -73,6 +73,7 @@ struct Session {
   std::optional<EvalLoader> eval_loader;
   Schedule schedule;
   std::optional<RunLock> lock;
+  std::vector<std::string> store_folders;  // in the store's order
   std::unique_ptr<tiers::nvme::Store> store;
   std::unique_ptr<Engine> engine;
   std::optional<MetricsFile> metrics;

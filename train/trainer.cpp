@@ -269,7 +269,7 @@ class Trainer {
 
   Status note_commit() {
     return write_store_reference(session_.paths,
-                                 {.folder = parent_path(session_.store->path()),
+                                 {.folders = session_.store_folders,
                                   .id = session_.store->id(),
                                   .committed_step = committed_step()});
   }

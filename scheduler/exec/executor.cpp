@@ -84,12 +84,14 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   host_queue_ = std::make_unique<tiers::ThreadQueue>(runtime_, "host", host_options);
   if (plan_.lanes > 0) {
     HEADRACE_ASSERT(store_ != nullptr, "a plan that streams tiles needs a store");
-    tiers::nvme::EngineOptions engine_options;
-    engine_options.lanes = plan_.lanes;
-    engine_options.io_depth = options.io_depth;
-    engine_options.read_bytes_per_s = options.nvme_read_bytes_per_s;
-    engine_options.write_bytes_per_s = options.nvme_write_bytes_per_s;
-    HEADRACE_ASSIGN(engine_, tiers::nvme::IoEngine::create(runtime_, *store_, engine_options));
+    // Tiles pass through the arenas only.
+    std::vector<std::span<std::byte>> buffers;
+    for (const tiers::Arena* arena : {host_arena_.get(), device_arena_.get()}) {
+      if (arena != nullptr && arena->bytes() > 0) {
+        buffers.emplace_back(arena->data(), arena->bytes());
+      }
+    }
+    HEADRACE_ASSIGN(io_, IoLanes::create(runtime_, *store_, plan_.lanes, options, buffers));
   }
   return {};
 }
@@ -99,7 +101,7 @@ ExecutorImpl::~ExecutorImpl() {
   // of declaration.
   host_queue_.reset();
   device_.reset();
-  engine_.reset();
+  io_.reset();
 }
 
 // ---- running a program ----
@@ -171,8 +173,10 @@ Status ExecutorImpl::finish_queues() {
   finish(device_->h2d());
   finish(device_->d2h());
   finish(*host_queue_);
-  for (int lane = 0; lane < plan_.lanes; ++lane) {
-    finish(engine_->lane(lane));
+  if (io_) {
+    if (Status finished = io_->wait_all(); !finished && status) {
+      status = std::move(finished);
+    }
   }
   return status;
 }
@@ -214,7 +218,7 @@ double ExecutorImpl::loss_sum() const {
 
 Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
   const std::int64_t begin_ns = monotonic_ns();
-  const auto nvme_before = engine_ ? engine_->totals() : tiers::nvme::IoTotals{};
+  const auto nvme_before = io_ ? io_->totals() : tiers::nvme::IoTotals{};
   set_inputs(inputs);
   const bool held = pending_.has_value();
   HEADRACE_ASSERT(!held || plan_.update == plan::Update::kHeld, "only held updates stay pending");
@@ -230,8 +234,8 @@ Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
   if (plan_.update == plan::Update::kAfterBackward) {
     HEADRACE_TRY(drain());
   }
-  if (engine_) {
-    const auto totals = engine_->totals();
+  if (io_) {
+    const auto totals = io_->totals();
     result.link_bytes["nvme_read"] = totals.read_bytes - nvme_before.read_bytes;
     result.link_bytes["nvme_write"] = totals.write_bytes - nvme_before.write_bytes;
   }
@@ -329,7 +333,7 @@ Result<std::span<const float>> ExecutorImpl::logits(std::span<const std::int32_t
 PeakMemory ExecutorImpl::peak() const {
   return {.device_bytes = device_arena_ ? device_arena_->bytes() : 0,
           .host_bytes = host_arena_->bytes(),
-          .pinned_bytes = 0};  // nothing is registered with a driver or io_uring in this version
+          .pinned_bytes = io_ ? io_->pinned_bytes() : 0};
 }
 
 }  // namespace headrace::exec

@@ -27,12 +27,17 @@
 
 namespace headrace::exec {
 
+// Of one folder of the store.
+struct DriveOptions {
+  int io_depth = 8;
+  std::optional<double> read_bytes_per_s, write_bytes_per_s;  // caps
+};
+
 struct ExecutorOptions {
   int compute_threads = 1;
   int optimizer_threads = 1;
-  int io_depth = 8;
-  std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s, nvme_read_bytes_per_s,
-      nvme_write_bytes_per_s;
+  std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s;
+  std::vector<DriveOptions> drives;  // by folder; those that are not there take the defaults
 };
 
 // Everything a step needs beside the model. Spans are [accumulate * N]; targets of -1 are masked.

@@ -9,11 +9,11 @@
 
 #include "optim_cpu/threads.hpp"
 #include "scheduler/exec/executor.hpp"
+#include "scheduler/exec/io_lanes.hpp"
 #include "scheduler/exec/jobs.hpp"
 #include "scheduler/exec/timeline.hpp"
 #include "tiers/device.hpp"
 #include "tiers/memory.hpp"
-#include "tiers/nvme/io_engine.hpp"
 #include "tiers/thread_queue.hpp"
 
 namespace headrace::exec {
@@ -121,7 +121,7 @@ class ExecutorImpl final : public Executor {
   const optim::Optimizer* optimizer_ = nullptr;
   std::unique_ptr<tiers::Device> device_;
   std::unique_ptr<tiers::ThreadQueue> host_queue_;
-  std::unique_ptr<tiers::nvme::IoEngine> engine_;
+  std::unique_ptr<IoLanes> io_;       // null where the plan streams nothing
   std::vector<tiers::Event> events_;  // by instruction of the running program
   std::vector<tiers::Lease> leases_;  // of the instruction being launched
   std::optional<Pending> pending_;

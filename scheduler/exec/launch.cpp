@@ -21,7 +21,7 @@ tiers::Queue& ExecutorImpl::queue_of(const Instruction& instruction) {
     case QueueKind::kD2h:
       return device_->d2h();
     case QueueKind::kNvme:
-      return engine_->lane(instruction.lane);
+      return io_->lane_for(instruction.lane, instruction.unit, instruction.index);
     case QueueKind::kHost:
       break;
   }
@@ -86,12 +86,17 @@ void ExecutorImpl::launch_transfer(const Instruction& instruction, std::uint64_t
       .tile = static_cast<std::uint32_t>(instruction.index),
       .kind = param ? tiers::nvme::ExtentKind::kParam : tiers::nvme::ExtentKind::kState};
   const std::span<std::byte> memory = memory_of(instruction.accesses[0]);
-  tiers::nvme::IoLane& lane = engine_->lane(instruction.lane);
-  if (instruction.kind == InstructionKind::kReadParam ||
-      instruction.kind == InstructionKind::kReadState) {
-    lane.read(key, memory, number);
+  tiers::nvme::IoLane& lane = io_->lane_for(instruction.lane, instruction.unit, instruction.index);
+  const bool reads = instruction.kind == InstructionKind::kReadParam ||
+                     instruction.kind == InstructionKind::kReadState;
+  const tiers::nvme::IoDeadline deadline =
+      instruction.needed_by >= 0 ? static_cast<tiers::nvme::IoDeadline>(instruction.needed_by)
+      : reads                    ? tiers::nvme::kDeadlineOfReads
+                                 : tiers::nvme::kDeadlineOfWrites;
+  if (reads) {
+    lane.read(key, memory, number, deadline);
   } else {
-    lane.write(key, memory, running_.write_step, number);
+    lane.write(key, memory, running_.write_step, number, deadline);
   }
 }
 

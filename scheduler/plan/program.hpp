@@ -80,6 +80,7 @@ struct Instruction {
   std::int64_t elements = 0;
   std::vector<Access> accesses;  // operands in the order given at the kind
   std::vector<int> waits;        // earlier instructions (derive_waits)
+  int needed_by = -1;            // the first instruction that waits for this one; -1: none does
   double seconds = 0;            // predicted duration, without waiting
   std::size_t link_bytes = 0;    // bytes over the link, for nvme and copies
 };
@@ -89,8 +90,8 @@ struct Program {
   std::vector<Instruction> instructions;
 };
 
-// Fills `waits` of every instruction, without those that queue order or another wait already
-// implies.
+// Fills `waits` (and with them `needed_by`) of every instruction, without those that queue order or
+// another wait already implies.
 void derive_waits(Program& program);
 
 }  // namespace headrace::plan

@@ -105,6 +105,7 @@ void derive_waits(Program& program) {
     const int number = static_cast<int>(i);
     const int queue = queue_number(instruction);
     instruction.waits.clear();
+    instruction.needed_by = -1;
     if (const auto last = last_of_queue.find(queue); last != last_of_queue.end()) {
       orders.merge(number, queue, last->second);
     }
@@ -114,6 +115,8 @@ void derive_waits(Program& program) {
       const int other = queue_number(program.instructions[static_cast<std::size_t>(earlier)]);
       if (!orders.implied(number, other, earlier)) {
         instruction.waits.push_back(earlier);
+        int& needed_by = program.instructions[static_cast<std::size_t>(earlier)].needed_by;
+        needed_by = needed_by < 0 ? number : needed_by;
         orders.merge(number, other, earlier);
       }
     }

@@ -163,11 +163,9 @@ void run_into(const RunOptions& options, RunRecord& record) {
   engine.store = std::move(*store);
   const exec::ExecutorOptions executor_options{.compute_threads = options.compute_threads,
                                                .optimizer_threads = options.optimizer_threads,
-                                               .io_depth = 8,
                                                .h2d_bytes_per_s = {},
                                                .d2h_bytes_per_s = {},
-                                               .nvme_read_bytes_per_s = {},
-                                               .nvme_write_bytes_per_s = {}};
+                                               .drives = {}};
   auto executor = exec::Executor::create(
       engine.runtime, *plan, *spec, std::move(*model), engine.store.get(), executor_options);
   ASSERT_TRUE(executor) << text_of(executor.error());

@@ -1,0 +1,73 @@
+#include "scheduler/exec/io_lanes.hpp"
+
+#include <algorithm>
+#include <utility>
+
+namespace headrace::exec {
+
+Result<std::unique_ptr<IoLanes>> IoLanes::create(tiers::Runtime& runtime,
+                                                 tiers::nvme::Store& store,
+                                                 int lanes,
+                                                 const ExecutorOptions& options,
+                                                 std::span<const std::span<std::byte>> buffers) {
+  std::unique_ptr<IoLanes> made(new IoLanes(store, lanes));
+  for (std::uint32_t folder = 0; folder < store.folder_count(); ++folder) {
+    const DriveOptions drive =
+        folder < options.drives.size() ? options.drives[folder] : DriveOptions{};
+    tiers::nvme::EngineOptions engine;
+    engine.lanes = lanes;
+    engine.io_depth = drive.io_depth;
+    engine.read_bytes_per_s = drive.read_bytes_per_s;
+    engine.write_bytes_per_s = drive.write_bytes_per_s;
+    engine.buffers.assign(buffers.begin(), buffers.end());
+    HEADRACE_ASSIGN(std::unique_ptr<tiers::nvme::IoEngine> opened,
+                    tiers::nvme::IoEngine::create(runtime, store, folder, engine));
+    made->engines_.push_back(std::move(opened));
+  }
+  return made;
+}
+
+tiers::nvme::IoLane& IoLanes::lane_for(int lane, int unit, int tile) {
+  const std::uint32_t folder =
+      store_.folder_of(static_cast<std::uint32_t>(unit), static_cast<std::uint32_t>(tile));
+  std::uint32_t& last = folder_of_lane_[static_cast<std::size_t>(lane)];
+  tiers::nvme::IoLane& wanted = engines_[folder]->lane(lane);
+  if (last != folder) {
+    wanted.wait(engines_[last]->lane(lane).record());
+    last = folder;
+  }
+  return wanted;
+}
+
+Status IoLanes::wait_all() {
+  Status status;
+  for (std::size_t lane = 0; lane < folder_of_lane_.size(); ++lane) {
+    tiers::Queue& queue = engines_[folder_of_lane_[lane]]->lane(static_cast<int>(lane));
+    if (Status finished = queue.record().wait_host(); !finished && status) {
+      status = std::move(finished);
+    }
+  }
+  return status;
+}
+
+tiers::nvme::IoTotals IoLanes::totals() const {
+  tiers::nvme::IoTotals sum;
+  for (const auto& engine : engines_) {
+    const tiers::nvme::IoTotals totals = engine->totals();
+    sum.read_bytes += totals.read_bytes;
+    sum.write_bytes += totals.write_bytes;
+    sum.resubmitted += totals.resubmitted;
+    sum.sum_ns += totals.sum_ns;
+  }
+  return sum;
+}
+
+std::size_t IoLanes::pinned_bytes() const {
+  std::size_t bytes = 0;
+  for (const auto& engine : engines_) {
+    bytes = std::max(bytes, engine->facts().registered_bytes);
+  }
+  return bytes;
+}
+
+}  // namespace headrace::exec
