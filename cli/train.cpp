@@ -99,6 +99,9 @@ Result<ExitCode> run(const Invocation& invocation) {
   StepLines lines(invocation.output, invocation.json);
   Result<train::TrainSummary> summary = train::run_training(*session, lines);
   lines.finish();
+  if (!summary) {
+    log_to_file(LogLevel::kError, format_error(summary.error(), true));
+  }
   close_log_file();
   if (!summary) {
     return std::move(summary).error();

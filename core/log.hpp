@@ -5,6 +5,7 @@
 // can. Callers format with fmt in their .cpp: log_info(fmt::format("read {} bytes", n)).
 #pragma once
 
+#include <cstddef>
 #include <string>
 #include <string_view>
 
@@ -35,8 +36,14 @@ inline void log_error(std::string_view text) noexcept {
 // What stderr shows, from this level up; kInfo at the start. The file takes everything.
 void set_log_level(LogLevel level) noexcept;
 
-// Also appends every line, dated, to this file until close_log_file(); replaces an earlier one.
+// Also appends every line, dated, to this file until close_log_file(); replaces an earlier one. The
+// first file begins with the lines (kLogLinesKept at the most) that were written before there was
+// one.
+inline constexpr std::size_t kLogLinesKept = 1000;
 [[nodiscard]] Status set_log_file(const std::string& path);
 void close_log_file() noexcept;
+
+// For the file alone: what stderr is told in another form.
+void log_to_file(LogLevel level, std::string_view text) noexcept;
 
 }  // namespace headrace

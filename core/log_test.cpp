@@ -31,7 +31,31 @@ TEST(Log, StdoutStaysCleanAndLevelsFilterStderr) {
   EXPECT_NE(standard_error.find("loud {} %s"), std::string::npos);
 }
 
+// Comes first of those with a file: only the first file is given what was said before.
+TEST(Log, TheFileBeginsWithWhatWasSaidBefore) {
+  const TestFolder folder;
+  set_log_level(LogLevel::kOff);
+  log_info("said before");
+  log_to_file(LogLevel::kError, "and this for the file");
+  ASSERT_TRUE(set_log_file(folder.path("first.log")));
+  log_info("said after");
+  close_log_file();
+  log_info("said between");
+  ASSERT_TRUE(set_log_file(folder.path("second.log")));
+  close_log_file();
+  set_log_level(LogLevel::kInfo);
+  const std::string first = read_file(folder.path("first.log"), 1U << 20U).value();
+  const std::size_t before = first.find("info said before\n");
+  const std::size_t only = first.find("error and this for the file\n");
+  const std::size_t after = first.find("info said after\n");
+  EXPECT_LT(before, only);
+  EXPECT_LT(only, after);
+  EXPECT_NE(after, std::string::npos) << first;
+  EXPECT_EQ(read_file(folder.path("second.log"), 1U << 20U).value(), "");
+}
+
 TEST(Log, TheFileTakesEveryLevelAndWholeLinesFromManyThreads) {
+  close_log_file();  // what other tests said is not for this file
   const TestFolder folder;
   set_log_level(LogLevel::kOff);
   ASSERT_TRUE(set_log_file(folder.path("run.log")));
