@@ -17,10 +17,26 @@ std::int64_t rows_of_step(const BatchSection& batch) {
   return batch.accumulate * batch.micro_batch * batch.seq_len;
 }
 
-Error too_little_data(const TokenRange& range, std::int64_t needed) {
+// A run has no more steps than run.steps may ask for.
+constexpr double kStepsMax = 1e12;
+
+// Windows of `stride` + 1 tokens, `stride` apart.
+std::int64_t windows_in(const TokenRange& range, std::int64_t stride) {
+  return range.tokens > 0 ? (range.tokens - 1) / stride : 0;
+}
+
+// Before anything is as large as a window.
+Status check_one_window(const TokenRange& range, std::int64_t stride) {
+  if (windows_in(range, stride) > 0) {
+    return {};
+  }
   return usage_error(fmt::format("data: {} tokens are too few", range.tokens))
-      .with_why(fmt::format("one window needs {} tokens", needed))
+      .with_why(fmt::format("one window needs {} tokens and the one after", stride))
       .with_hint("add data, or lower batch.seq_len");
+}
+
+std::int64_t stride_of(const BatchSection& batch, bool shuffled) {
+  return shuffled ? batch.seq_len : batch.seq_len * batch.micro_batch;
 }
 
 }  // namespace
@@ -34,10 +50,9 @@ TrainLoader::TrainLoader(TokenSource& source, TokenRange range, Settings setting
       range_(range),
       settings_(std::move(settings)),
       shuffled_(settings_.order != "sequential") {
-  const std::int64_t stride =
-      shuffled_ ? settings_.batch.seq_len : settings_.batch.seq_len * settings_.batch.micro_batch;
+  const std::int64_t stride = stride_of(settings_.batch, shuffled_);
   pieces_per_step_ = settings_.batch.accumulate * (shuffled_ ? settings_.batch.micro_batch : 1);
-  per_epoch_ = range_.tokens > 0 ? (range_.tokens - 1) / stride : 0;
+  per_epoch_ = windows_in(range_, stride);
   window_.resize(static_cast<std::size_t>(stride + 1));
 }
 
@@ -46,11 +61,8 @@ Result<TrainLoader> TrainLoader::make(TokenSource& source, TokenRange range, Set
     return usage_error(fmt::format("data.order: '{}' is not an order", settings.order))
         .with_hint("one of shuffled, sequential");
   }
-  TrainLoader loader(source, range, std::move(settings));
-  if (loader.per_epoch_ < 1) {
-    return too_little_data(range, static_cast<std::int64_t>(loader.window_.size()));
-  }
-  return loader;
+  HEADRACE_TRY(check_one_window(range, stride_of(settings.batch, settings.order != "sequential")));
+  return TrainLoader(source, range, std::move(settings));
 }
 
 std::int64_t TrainLoader::tokens_per_step() const {
@@ -60,7 +72,7 @@ std::int64_t TrainLoader::tokens_per_step() const {
 std::int64_t TrainLoader::steps_in(double epochs) const {
   const double steps =
       std::floor(epochs * static_cast<double>(per_epoch_) / static_cast<double>(pieces_per_step_));
-  return std::max<std::int64_t>(1, static_cast<std::int64_t>(steps));
+  return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(steps, kStepsMax)));
 }
 
 double TrainLoader::epochs_at(std::int64_t step) const {
@@ -105,7 +117,7 @@ Status TrainLoader::fill(std::int64_t step, StepBatch& batch) {
 EvalLoader::EvalLoader(TokenSource& source, TokenRange range, Settings settings)
     : source_(&source), range_(range), settings_(std::move(settings)) {
   const std::int64_t seq_len = settings_.batch.seq_len;
-  windows_ = range_.tokens > 0 ? (range_.tokens - 1) / seq_len : 0;
+  windows_ = windows_in(range_, seq_len);
   if (settings_.micro_batches) {
     windows_ = std::min(windows_, *settings_.micro_batches * settings_.batch.micro_batch);
   }
@@ -113,11 +125,8 @@ EvalLoader::EvalLoader(TokenSource& source, TokenRange range, Settings settings)
 }
 
 Result<EvalLoader> EvalLoader::make(TokenSource& source, TokenRange range, Settings settings) {
-  EvalLoader loader(source, range, std::move(settings));
-  if (loader.windows_ < 1) {
-    return too_little_data(range, static_cast<std::int64_t>(loader.window_.size()));
-  }
-  return loader;
+  HEADRACE_TRY(check_one_window(range, settings.batch.seq_len));
+  return EvalLoader(source, range, std::move(settings));
 }
 
 std::int64_t EvalLoader::batches() const {

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <limits>
 #include <numeric>
 #include <set>
 
@@ -279,6 +280,28 @@ TEST_F(LoaderTest, TooLittleDataIsRefused) {
     ASSERT_FALSE(loader) << order;
     EXPECT_EQ(loader.error().code, ExitCode::kUsage);
   }
+}
+
+// A window that no memory holds is known not to be in the data before it is made.
+TEST_F(LoaderTest, AWindowBeyondAnyMemoryIsTooLittleData) {
+  auto source = numbered(8);
+  const TokenRange range = {.first = 0, .tokens = 8};
+  const BatchSection long_batch = batch_of(1, std::numeric_limits<std::int64_t>::max(), 1);
+  auto eval = EvalLoader::make(*source, range, {.batch = long_batch, .micro_batches = {}});
+  ASSERT_FALSE(eval);
+  EXPECT_EQ(eval.error().code, ExitCode::kUsage);
+  const BatchSection wide_batch = batch_of(1000000, 100000000, 1);
+  auto train =
+      TrainLoader::make(*source, range, {.order = "sequential", .batch = wide_batch, .seed = 1});
+  ASSERT_FALSE(train);
+  EXPECT_EQ(train.error().code, ExitCode::kUsage);
+}
+
+TEST_F(LoaderTest, EndlessEpochsAreALongRun) {
+  auto source = numbered(100);
+  const TrainLoader loader = loader_of(*source, "shuffled", batch_of(1, 3, 1));
+  EXPECT_EQ(loader.steps_in(1e300), 1000000000000);
+  EXPECT_EQ(loader.steps_in(1e-300), 1);
 }
 
 TEST_F(LoaderTest, EvaluationReadsInOrderAndMasksTheRest) {

@@ -76,8 +76,8 @@ struct Generator {
 Result<Generator> make_generator(Weights& weights, std::int64_t length) {
   HEADRACE_ASSIGN(RunConfig config, default_run_config({}));
   config.batch.micro_batch = 1;
-  config.batch.seq_len =
-      std::min(weights.architecture().max_seq_len, round_up(length, kWindowGranule));
+  const std::int64_t longest = weights.architecture().max_seq_len;
+  config.batch.seq_len = std::min(longest, round_up(std::min(length, longest), kWindowGranule));
   config.batch.accumulate = 1;
   config = resolve_config(std::move(config), std::nullopt);
   HEADRACE_ASSIGN(const plan::MachineProfile machine, known_machine());
@@ -104,6 +104,18 @@ Result<std::span<const float>> next_logits(Generator& generator,
   std::fill(
       generator.window.begin() + static_cast<std::ptrdiff_t>(seen), generator.window.end(), 0);
   return generator.engine->executor().logits(generator.window, static_cast<std::int64_t>(seen) - 1);
+}
+
+// A draw from NaN would look like text.
+Status check_finite(std::span<const float> logits, const Weights& weights) {
+  const auto found =
+      std::find_if(logits.begin(), logits.end(), [](float logit) { return !std::isfinite(logit); });
+  if (found == logits.end()) {
+    return {};
+  }
+  return corrupt_error(fmt::format("{} gives no probabilities", weights.description()))
+      .with_why(fmt::format("the logit of token {} is {}", found - logits.begin(), *found))
+      .with_hint("its weights hold NaN or Inf, or lead to it: they cannot be used");
 }
 
 Result<std::unique_ptr<model::Tokenizer>> tokenizer_for(const Weights& weights) {
@@ -158,7 +170,9 @@ Result<Generated> generate(const GenerateRequest& request,
   }
   HEADRACE_ASSIGN(
       Generator generator,
-      make_generator(*weights, static_cast<std::int64_t>(tokens.size()) + request.tokens));
+      make_generator(*weights,
+                     static_cast<std::int64_t>(tokens.size()) +
+                         std::min(request.tokens, weights->architecture().max_seq_len)));
   Generated generated;
   generated.model = weights->description();
   generated.end = "length";
@@ -169,6 +183,7 @@ Result<Generated> generate(const GenerateRequest& request,
       break;
     }
     HEADRACE_ASSIGN(const std::span<const float> logits, next_logits(generator, tokens));
+    HEADRACE_TRY(check_finite(logits, *weights));
     const std::int32_t token = sample_token(logits, request.sampler, generated.tokens);
     if (std::find(ends.begin(), ends.end(), token) != ends.end()) {
       generated.end = "eos";

@@ -19,6 +19,7 @@ namespace {
 
 constexpr int kStateSchema = 1;
 constexpr int kTableSchema = 1;
+constexpr std::int64_t kElementsMax = std::int64_t{1} << 60U;
 
 Error damaged(const std::string& store_path, const std::string& what, const Error& cause) {
   return corrupt_error(fmt::format("the {} of the store '{}' cannot be read", what, store_path))
@@ -239,6 +240,31 @@ Result<plan::TileSpec> tile_from_json(const Json& json) {
   return tile;
 }
 
+// Readers look a tensor up in its unit's tiles.
+Status check_tensors(const StoredUnit& unit) {
+  const std::int64_t end =
+      unit.tiles.empty() ? 0 : unit.tiles.back().begin + unit.tiles.back().elements;
+  for (const StoredTensor& tensor : unit.tensors) {
+    if (tensor.elements < 0 || tensor.offset < 0 || tensor.offset > end ||
+        tensor.elements > end - tensor.offset) {
+      return corrupt_error(
+          fmt::format("'{}' does not lie in the tiles of '{}'", tensor.name, unit.name));
+    }
+    std::int64_t elements = 1;
+    for (const std::int64_t extent : tensor.shape) {
+      if (extent < 0 || __builtin_mul_overflow(elements, extent, &elements)) {
+        elements = -1;
+        break;
+      }
+    }
+    if (elements != tensor.elements) {
+      return corrupt_error(
+          fmt::format("the shape of '{}' is not of its {} elements", tensor.name, tensor.elements));
+    }
+  }
+  return {};
+}
+
 Result<StoredUnit> unit_from_json(const Json& json) {
   StoredUnit unit;
   HEADRACE_ASSIGN(unit.name, json.require_string("name"));
@@ -255,8 +281,12 @@ Result<StoredUnit> unit_from_json(const Json& json) {
     if (stored.begin != end || stored.elements <= 0) {
       return corrupt_error(fmt::format("the tiles of '{}' do not follow one another", unit.name));
     }
+    if (stored.elements > kElementsMax - end) {
+      return corrupt_error(fmt::format("the tiles of '{}' are too large", unit.name));
+    }
     unit.tiles.push_back(stored);
   }
+  HEADRACE_TRY(check_tensors(unit));
   return unit;
 }
 

@@ -157,6 +157,26 @@ TEST(TensorTable, ReadsBackEqual) {
   EXPECT_TRUE(after->units[0].tiles[1].frozen);
 }
 
+TEST(TensorTable, TensorsMustLieInTheirTiles) {
+  StoredTensor good = {.name = "t", .shape = {2, 1024}, .elements = 2048, .offset = 0};
+  const auto code_of = [](const StoredTensor& tensor) {
+    TensorTable table;
+    table.architecture = example().numbers.architecture;
+    table.units = {{.name = "u", .tensors = {tensor}, .tiles = {{.begin = 0, .elements = 2048}}}};
+    const auto read = tensor_table_from_text(tensor_table_to_text(table), "store");
+    return read ? ExitCode::kOk : read.error().code;
+  };
+  EXPECT_EQ(code_of(good), ExitCode::kOk);
+  for (const std::int64_t offset : {std::int64_t{-2048}, std::int64_t{1}, std::int64_t{4096}}) {
+    StoredTensor moved = good;
+    moved.offset = offset;
+    EXPECT_EQ(code_of(moved), ExitCode::kCorrupt) << offset;
+  }
+  StoredTensor reshaped = good;
+  reshaped.shape = {std::int64_t{1} << 40, std::int64_t{1} << 40};
+  EXPECT_EQ(code_of(reshaped), ExitCode::kCorrupt);
+}
+
 TEST(TensorTable, TilesMustFollowOneAnother) {
   TensorTable table;
   table.architecture = example().numbers.architecture;

@@ -1,6 +1,6 @@
 // Tokens of the concatenated data files, read on demand.
 //
-// Kinds of files (docs/data.md): llm.c token files (both magics), raw token files (token_width),
+// Kinds of files: llm.c token files (both magics), raw token files (token_width),
 // text with the byte tokenizer. Reading is by pread into a small buffer, with a bounded number of
 // open files, so that data of any size costs neither memory nor descriptors. `open` reads every
 // byte once: it hashes what a resume must find again, and checks every token against the
