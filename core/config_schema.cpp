@@ -99,6 +99,9 @@ constexpr auto key(Traits traits) {
 
 constexpr Range kPositive = {.min = 0, .min_open = true};
 constexpr Range kFromZero = {.min = 0};
+// AdamW's scalars become floats: none may round to 0 or to infinity there.
+constexpr Range kRate = {.min = 0, .max = 1e6};
+constexpr Range kEps = {.min = 1e-30, .max = 1e6};
 constexpr Range kCount = {.min = 1, .max = 1e12};
 constexpr Range kCountOrZero = {.min = 0, .max = 1e12};
 constexpr Range kThreads = {.min = 1, .max = 1024};
@@ -325,7 +328,7 @@ constexpr Key<RunConfig> kRunKeys[] = {
                                                .kind = Kind::kNumber,
                                                .doc = "peak learning rate",
                                                .makes_numbers = true,
-                                               .range = kFromZero}),
+                                               .range = kRate}),
     key<&RunConfig::optim, &OptimSection::betas>(
         {.name = "optim.betas",
          .kind = Kind::kPair,
@@ -336,13 +339,13 @@ constexpr Key<RunConfig> kRunKeys[] = {
                                                 .kind = Kind::kNumber,
                                                 .doc = "AdamW's epsilon, outside the square root",
                                                 .makes_numbers = true,
-                                                .range = kPositive}),
+                                                .range = kEps}),
     key<&RunConfig::optim, &OptimSection::weight_decay>(
         {.name = "optim.weight_decay",
          .kind = Kind::kNumber,
          .doc = "decoupled; on tensors of 2 or more dimensions only",
          .makes_numbers = true,
-         .range = kFromZero}),
+         .range = kRate}),
     key<&RunConfig::optim, &OptimSection::clip>(
         {.name = "optim.clip",
          .kind = Kind::kNumber,
@@ -383,7 +386,7 @@ constexpr Key<RunConfig> kRunKeys[] = {
                                                    .kind = Kind::kNumber,
                                                    .doc = "learning rate at the schedule's end",
                                                    .makes_numbers = true,
-                                                   .range = kFromZero}),
+                                                   .range = kRate}),
     key<&RunConfig::optim, &OptimSection::decay_steps>({.name = "optim.decay_steps",
                                                         .kind = Kind::kInteger,
                                                         .doc = "steps of the decay of wsd",
@@ -555,7 +558,7 @@ constexpr Key<OptimGroup> kGroupKeys[] = {
                                 .kind = Kind::kNumber,
                                 .doc = "multiplies the learning rate",
                                 .makes_numbers = true,
-                                .range = kFromZero}),
+                                .range = kRate}),
     key<&OptimGroup::betas>({.name = "betas",
                              .kind = Kind::kPair,
                              .doc = "in place of optim.betas",
@@ -566,13 +569,13 @@ constexpr Key<OptimGroup> kGroupKeys[] = {
                            .kind = Kind::kNumber,
                            .doc = "in place of optim.eps",
                            .makes_numbers = true,
-                           .range = kPositive,
+                           .range = kEps,
                            .default_words = "optim.eps"}),
     key<&OptimGroup::weight_decay>({.name = "weight_decay",
                                     .kind = Kind::kNumber,
                                     .doc = "in place of optim.weight_decay, on every dimension",
                                     .makes_numbers = true,
-                                    .range = kFromZero,
+                                    .range = kRate,
                                     .default_words = "optim.weight_decay"}),
     key<&OptimGroup::frozen>({.name = "frozen",
                               .kind = Kind::kBool,

@@ -286,6 +286,12 @@ TEST_F(ConfigTest, WhatThisVersionDoesNotDoIsRefusedWithAReason) {
   EXPECT_EQ(folders.where, place("4:1"));
 }
 
+TEST_F(ConfigTest, ScalarsThatNoFloatHoldsAreRefused) {
+  for (const char* set : {"optim.eps=1e-40", "optim.lr=1e39", "optim.weight_decay=1e39"}) {
+    EXPECT_NE(error_of(kModel, {set}).what.find("is out of range"), std::string::npos) << set;
+  }
+}
+
 TEST_F(ConfigTest, ValuesOutOfRangeOrOfAnotherTypeAreRefused) {
   const char* refused[] = {
       "run.steps=0",
