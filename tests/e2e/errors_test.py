@@ -133,6 +133,8 @@ def bad_arguments(world):
     words = ["train", good, "--set", "optim.lrr=1", "--set", "batch.micro_batch=few"]
     world.fails("bad --set", USAGE, *words, says=["optim.lrr", "batch.micro_batch", "--set"])
     world.fails("a TOML error", USAGE, "train", good, "--set", "data.train=[", says=["data.train"])
+    words = ["eval", "--model", world.good, "--data", world.text, "--seq-len", 2**63 - 1]
+    world.fails("a sequence that no memory holds", USAGE, *words, says=["too few"])
 
 
 @case("missing files")
@@ -216,6 +218,7 @@ def full_disk(world):
         # The disk fills while the run is under way: the next row of the metrics finds no room.
         run = disk / "run"
         elsewhere = {"run": {"dir": run, "steps": 100000}, "tiers": {"nvme": [world.folder / "s"]}}
+        elsewhere["durability"] = {"checkpoint": "none"}
         process = world.headrace.start("train", world.config("filling", elsewhere))
         while process.poll() is None and harness.last_step(run / "metrics.jsonl") < 1:
             time.sleep(0.01)
@@ -232,6 +235,10 @@ def full_disk(world):
         world.report.check(
             "a disk that fills under the run: exit 1", good, f"{problems}\n{outcome}"
         )
+        (disk / "filler").unlink()
+        told = must(world.headrace.run("inspect", run, "--json")).json()
+        fact = "a disk that fills under the run: its steps are committed"
+        world.report.check(fact, told["commit"] and told["commit"]["step"] >= 1, told["commit"])
 
 
 @case("read-only folder")
@@ -311,6 +318,27 @@ def limits(world):
     world.report.equal("no home: trains all the same", trained.code, harness.OK)
 
 
+def few_threads(world, changes, how):
+    """A limit of processes: OpenMP and oneTBB would end the process without a word of ours."""
+
+    def limited_nobody(processes):
+        resource.setrlimit(resource.RLIMIT_NPROC, (processes, processes))
+        become_nobody()
+
+    words = ["/bin/sh", "-c", "true & wait"]
+    tried = subprocess.run(
+        words, preexec_fn=lambda: limited_nobody(1), capture_output=True, text=True
+    )
+    if "fork" not in tried.stderr:
+        world.report.skip("a limit of processes", "it does not hold here")
+        return
+    how = {**how, "before": lambda: limited_nobody(8)}
+    threads = {"run": {**changes["run"], "compute_threads": 4}, "optim": {"threads": 4}}
+    path = world.config("few", {**changes, **threads})
+    says = ["thread", "ulimit -u"]
+    world.fails("a limit of processes", OPERATING, "train", path, says=says, **how)
+
+
 @case("another user")
 def another_user(world):
     """Without root's rights: closed folders, and 64 KiB of memory that may be locked."""
@@ -351,6 +379,7 @@ def another_user(world):
     difference = harness.first_difference(*rows)
     world.report.check("64 KiB of lockable memory: equal metrics", not difference, difference)
 
+    few_threads(world, {"run": {"dir": open_folder / "few"}}, how)
     path = world.config(
         "shut", {"run": {"dir": open_folder / "shut"}, "tiers": {"nvme": [closed / "s"]}}
     )
@@ -573,6 +602,17 @@ def unfit_models(world):
     world.fails("a tensor that is missing", USAGE, "train", path, says=["ln_f.bias"])
     folder, path = model_case(world, "sizes", edit(n_embd=24, n_head=2))
     world.fails("a tensor of another shape", USAGE, "train", path, says=["24"])
+
+
+@case("weights that are not finite")
+def not_finite(world):
+    out = world.folder / "not-finite"
+    must(world.headrace.run("export", world.good, out))
+    path = out / "model.safetensors"
+    # The last tensor is the token table, tied to the head.
+    path.write_bytes(path.read_bytes()[:-4] + struct.pack("<f", float("nan")))
+    words = ["generate", "--model", out, "--prompt", "the", "--tokens", 2**63 - 1]
+    world.fails("a logit that is NaN", CORRUPT, *words, says=["logit of token 255", str(out)])
 
 
 @case("broken data")

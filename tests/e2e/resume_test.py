@@ -184,6 +184,31 @@ def check_moved(report, headrace, folder, whole):
     report.check("a moved run goes on", not difference, difference)
 
 
+def check_lost_data(report, headrace, folder, whole):
+    """A run whose data cannot be read any more commits, and goes on once they are back."""
+    data = folder / "lost.txt"
+    content = (folder / "corpus.txt").read_bytes()
+    data.write_bytes(content)
+    run = Run(headrace, folder, "lost", {"data": {"train": [data]}, "tiers": {"place": "nvme"}})
+    process = headrace.start("train", run.config)
+    while process.poll() is None and harness.last_step(run.metrics) < 2:
+        time.sleep(0.002)
+    os.truncate(data, 0)
+    out, err = process.communicate(timeout=harness.TIMEOUT_S)
+    outcome = harness.Outcome(["train", run.config], process.returncode, "", err)
+    problems = harness.error_problems(outcome, harness.OPERATING)
+    fact = "data that are lost under the run end it"
+    report.check(fact, not problems and str(data) in err, f"{problems}\n{out}\n{outcome}")
+    log = (run.dir / "run.log").read_text()
+    report.check("and run.log says so", f"cannot read '{data}'" in log, log)
+    report.check("and what was said at its start", "initial weights" in log, log)
+    data.write_bytes(content)
+    must(run.train("--resume", "required"))
+    difference = harness.first_difference(run.rows(), whole.rows())
+    difference = difference or harness.same_tensors(run.weights(), whole.weights())
+    report.check("once they are back it goes on with the same bits", not difference, difference)
+
+
 def check_differences(report, run):
     """Keys that make the numbers must match the commit's; all that differ are named."""
     before = run.fingerprint()
@@ -329,6 +354,7 @@ def rules(report, headrace, folder):
     check_kill_instants(report, headrace, folder, whole)
     check_early_signals(report, headrace, folder, whole)
     check_moved(report, headrace, folder, whole)
+    check_lost_data(report, headrace, folder, whole)
     run = Run(headrace, folder, "rules")
     must(run.stop_at(3, signal.SIGINT), harness.INTERRUPTED)
     check_differences(report, run)
