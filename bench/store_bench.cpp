@@ -120,7 +120,7 @@ double median(std::vector<double> values) {
 void bench(const Settings& settings, Store& store) {
   Runtime runtime;
   Result<std::unique_ptr<IoEngine>> engine =
-      IoEngine::create(runtime, store, {.lanes = settings.lanes, .io_depth = settings.io_depth});
+      IoEngine::create(runtime, store, 0, {.lanes = settings.lanes, .io_depth = settings.io_depth});
   if (!engine) {
     fail(engine.error());
   }

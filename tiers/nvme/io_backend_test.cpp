@@ -57,7 +57,8 @@ class Backends : public ::testing::TestWithParam<Kind> {
     if (GetParam().simulated) {
       SimulatedDiskOptions options;
       options.seed = testing::test_seed();
-      return std::make_unique<SimulatedFile>("/simulated/data", options, power_);
+      return std::make_unique<SimulatedFile>(
+          std::make_shared<SimulatedDisk>("/simulated/data", options, power_));
     }
     const UniqueFd directory(::open(folder_.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
     auto file = DataFile::open_at(directory.get(), "data", folder_.path() + "/data", mode);
@@ -216,7 +217,7 @@ TEST_P(Backends, ATransferThatMeetsTheEndOfTheFileIsShort) {
 TEST_P(Backends, AFailedRequestSaysWhyAndTheNextOneRuns) {
   std::unique_ptr<BlockFile> read_only;
   if (GetParam().simulated) {
-    dynamic_cast<SimulatedFile&>(*file_).set_rates({.write_error = 1});
+    dynamic_cast<SimulatedFile&>(*file_).disk().set_rates({.write_error = 1});
   } else {
     read_only = make_file(DataFile::Mode::kRead);
     file_.swap(read_only);

@@ -38,7 +38,8 @@ namespace {
 
 constexpr std::size_t kRequestBytesLimit = std::size_t{1} << 30U;
 constexpr int kRetriesMax = 64;  // of one request without progress
-// A lane that could have gone on is passed by so many requests' bytes, then it is its turn.
+// After so many requests' bytes in the order of urgency, one request is of the lane that was passed
+// longest, if it was passed by as many: so nothing starves, and urgency costs 1/17 at most.
 constexpr std::uint64_t kPassedRequestsMax = 16;
 
 // A part of a lane's transfer. Lives as long as the engine.
@@ -105,6 +106,10 @@ class Engine final : public IoEngine {
   [[nodiscard]] bool finished();
   [[nodiscard]] Pacer& pacer(const Lane& lane);
 
+  [[nodiscard]] std::uint64_t passed_bytes_max() const {
+    return kPassedRequestsMax * options_.request_bytes_max;
+  }
+
   Runtime& runtime_;
   Store& store_;
   std::uint32_t folder_;
@@ -121,6 +126,7 @@ class Engine final : public IoEngine {
   Pacer write_pacer_;
   std::size_t turn_ = 0;  // the lane that is asked first among equals
   std::uint64_t bytes_in_flight_ = 0;
+  std::uint64_t urgent_bytes_ = 0;  // handed over since the longest passed lane had its turn
   bool cancelled_ = false;
   bool ended_ = false;
   std::atomic<std::uint64_t> read_bytes_{0};
@@ -490,10 +496,7 @@ std::int64_t Engine::issue_requests() {
 // The most urgent lane that has a part to hand over; among equals they take turns.
 Engine::Choice Engine::next_lane(std::int64_t now_ns) {
   Choice choice;
-  const std::uint64_t passed_bytes_max = kPassedRequestsMax * options_.request_bytes_max;
-  const auto rank = [&](const Lane& lane) {
-    return lane.transfer.passed_bytes >= passed_bytes_max ? kWantedNow : lane.urgency;
-  };
+  Lane* longest_passed = nullptr;
   for (std::size_t i = 0; i < lanes_.size(); ++i) {
     Lane& lane = lanes_[(turn_ + i) % lanes_.size()];
     if (lane.phase != Lane::Phase::kTransferring || !lane.transfer.next()) {
@@ -502,9 +505,19 @@ Engine::Choice Engine::next_lane(std::int64_t now_ns) {
     const std::int64_t delay_ns = pacer(lane).delay_ns(now_ns);
     if (delay_ns > 0) {
       choice.delay_ns = choice.delay_ns == 0 ? delay_ns : std::min(choice.delay_ns, delay_ns);
-    } else if (choice.lane == nullptr || rank(lane) < rank(*choice.lane)) {
+      continue;
+    }
+    if (choice.lane == nullptr || lane.urgency < choice.lane->urgency) {
       choice.lane = &lane;
     }
+    if (longest_passed == nullptr ||
+        lane.transfer.passed_bytes > longest_passed->transfer.passed_bytes) {
+      longest_passed = &lane;
+    }
+  }
+  if (longest_passed != nullptr && urgent_bytes_ >= passed_bytes_max() &&
+      longest_passed->transfer.passed_bytes >= passed_bytes_max()) {
+    choice.lane = longest_passed;
   }
   return choice;
 }
@@ -520,6 +533,7 @@ void Engine::issue(Lane& lane, std::int64_t now_ns) {
     Lane& other = lanes_[i];
     if (&other == &lane) {
       turn_ = i + 1;
+      urgent_bytes_ = other.transfer.passed_bytes >= passed_bytes_max() ? 0 : urgent_bytes_ + bytes;
       other.transfer.passed_bytes = 0;
     } else if (other.phase == Lane::Phase::kTransferring && other.transfer.next()) {
       other.transfer.passed_bytes += bytes;

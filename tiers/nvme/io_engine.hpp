@@ -108,13 +108,6 @@ class IoEngine {
                                                                 std::uint32_t folder,
                                                                 const EngineOptions& options);
 
-  // Of a store's first folder.
-  [[nodiscard]] static Result<std::unique_ptr<IoEngine>> create(Runtime& runtime,
-                                                                Store& store,
-                                                                const EngineOptions& options) {
-    return create(runtime, store, 0, options);
-  }
-
   virtual ~IoEngine() = default;
   IoEngine(const IoEngine&) = delete;
   IoEngine& operator=(const IoEngine&) = delete;

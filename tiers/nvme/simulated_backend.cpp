@@ -1,4 +1,4 @@
-// The back end over a SimulatedFile: requests wait for one device of a bandwidth, each then for its
+// The back end over a SimulatedDisk: requests wait for one device of a bandwidth, each then for its
 // own latency, in virtual time; so they overtake each other.
 //
 // Invariant: a request takes effect when it completes, or in part when the power goes before.
@@ -19,7 +19,7 @@ namespace {
 
 class SimulatedBackend final : public IoBackend {
  public:
-  SimulatedBackend(SimulatedFile& file, unsigned depth) : file_(file), depth_(depth) {
+  SimulatedBackend(SimulatedDisk& disk, unsigned depth) : disk_(disk), depth_(depth) {
     pending_.reserve(depth);
     queued_.reserve(depth);
   }
@@ -32,7 +32,7 @@ class SimulatedBackend final : public IoBackend {
   void wake() override;
   void cancel() override;
 
-  [[nodiscard]] std::int64_t now_ns() const override { return file_.now_ns(); }
+  [[nodiscard]] std::int64_t now_ns() const override { return disk_.now_ns(); }
 
   [[nodiscard]] BackendFacts facts() const override {
     return {.name = "simulator", .memory_bytes = 2 * depth_ * sizeof(Pending)};
@@ -50,7 +50,7 @@ class SimulatedBackend final : public IoBackend {
   [[nodiscard]] bool sleep_for_news(std::optional<std::int64_t> timeout_ns);
   [[nodiscard]] int finish(const Pending& pending);
 
-  SimulatedFile& file_;
+  SimulatedDisk& disk_;
   unsigned depth_;
   std::vector<IoRequest*> queued_;
   std::vector<Pending> pending_;
@@ -75,26 +75,26 @@ void SimulatedBackend::queue(IoRequest& request) {
 
 void SimulatedBackend::start(IoRequest& request) {
   constexpr double kNsPerS = 1e9;
-  const SimulatedDiskOptions& options = file_.options();
-  const std::int64_t begin_ns = std::max(device_free_ns_, file_.now_ns());
+  const SimulatedDiskOptions& options = disk_.options();
+  const std::int64_t begin_ns = std::max(device_free_ns_, disk_.now_ns());
   device_free_ns_ = begin_ns + static_cast<std::int64_t>(static_cast<double>(request.bytes) /
                                                          options.bytes_per_s * kNsPerS);
   pending_.push_back({.request = &request,
                       .begin_ns = begin_ns,
-                      .due_ns = device_free_ns_ + options.latency_ns + file_.draw_jitter_ns()});
+                      .due_ns = device_free_ns_ + options.latency_ns + disk_.draw_jitter_ns()});
 }
 
 int SimulatedBackend::finish(const Pending& pending) {
   if (pending.refused != 0) {
     return pending.refused;
   }
-  if (!file_.power().on()) {
+  if (!disk_.power().on()) {
     if (pending.request->write) {
-      file_.arrive_in_part(*pending.request);
+      disk_.arrive_in_part(*pending.request);
     }
     return -EIO;
   }
-  return file_.transfer(*pending.request);
+  return disk_.transfer(*pending.request);
 }
 
 // Nothing is under way: until a wake, or for the timeout in virtual time. True: woken.
@@ -103,14 +103,14 @@ bool SimulatedBackend::sleep_for_news(std::optional<std::int64_t> timeout_ns) {
   if (!timeout_ns) {
     woken_changed_.wait(lock, [this] { return woken_; });
   } else if (!woken_) {
-    file_.advance_to(file_.now_ns() + std::max<std::int64_t>(*timeout_ns, 0));
+    disk_.advance_to(disk_.now_ns() + std::max<std::int64_t>(*timeout_ns, 0));
   }
   return std::exchange(woken_, false);
 }
 
 std::size_t SimulatedBackend::wait(std::span<IoCompletion> completions,
                                    std::optional<std::int64_t> timeout_ns) {
-  const bool power = file_.power().on();
+  const bool power = disk_.power().on();
   for (IoRequest* request : queued_) {
     start(*request);
     pending_.back().refused = power ? 0 : -EIO;
@@ -130,16 +130,16 @@ std::size_t SimulatedBackend::wait(std::span<IoCompletion> completions,
     return left.due_ns < right.due_ns;
   };
   const std::int64_t first_ns = std::min_element(pending_.begin(), pending_.end(), sooner)->due_ns;
-  const std::int64_t now_ns = file_.now_ns();
+  const std::int64_t now_ns = disk_.now_ns();
   if (timeout_ns && first_ns > now_ns + *timeout_ns) {
-    file_.advance_to(now_ns + *timeout_ns);
+    disk_.advance_to(now_ns + *timeout_ns);
     return 0;
   }
-  file_.advance_to(first_ns);
+  disk_.advance_to(first_ns);
   std::size_t count = 0;
   while (count < completions.size() && !pending_.empty()) {
     const auto next = std::min_element(pending_.begin(), pending_.end(), sooner);
-    if (next->due_ns > file_.now_ns()) {
+    if (next->due_ns > disk_.now_ns()) {
       break;
     }
     const Pending done = *next;
@@ -163,7 +163,7 @@ void SimulatedBackend::cancel() {
   }
   queued_.clear();
   for (Pending& pending : pending_) {
-    if (pending.begin_ns > file_.now_ns()) {
+    if (pending.begin_ns > disk_.now_ns()) {
       pending.refused = -ECANCELED;
     }
   }
@@ -176,7 +176,7 @@ Result<std::unique_ptr<IoBackend>> make_simulated_backend(BlockFile& file,
   HEADRACE_ASSERT(options.depth > 0, "a back end has requests");
   auto* simulated = dynamic_cast<SimulatedFile*>(&file);
   HEADRACE_ASSERT(simulated != nullptr, "the simulator reads files of its own");
-  return std::make_unique<SimulatedBackend>(*simulated, options.depth);
+  return std::make_unique<SimulatedBackend>(simulated->disk(), options.depth);
 }
 
 }  // namespace headrace::tiers::nvme

@@ -71,18 +71,18 @@ PowerSupply::State PowerSupply::use() {
   return on_ ? State::kOn : State::kGoesNow;
 }
 
-bool PowerSupply::on() {
+bool PowerSupply::on() const {
   const std::scoped_lock lock(mutex_);
   return on_;
 }
 
-SimulatedFile::SimulatedFile(std::string path,
+SimulatedDisk::SimulatedDisk(std::string path,
                              const SimulatedDiskOptions& options,
                              PowerSupply& power)
     : path_(std::move(path)), options_(options), power_(power), random_(options.seed) {}
 
 template <class Visit>
-void SimulatedFile::for_each_part(const IoRequest& request, std::uint64_t bytes, Visit visit) {
+void SimulatedDisk::for_each_part(const IoRequest& request, std::uint64_t bytes, Visit visit) {
   std::uint64_t offset = request.offset;
   for (unsigned i = 0; i < request.piece_count; ++i) {
     auto* memory = static_cast<std::byte*>(request.pieces[i].iov_base);
@@ -100,21 +100,21 @@ void SimulatedFile::for_each_part(const IoRequest& request, std::uint64_t bytes,
   }
 }
 
-bool SimulatedFile::chance(double probability) {
+bool SimulatedDisk::chance(double probability) {
   // No number is drawn for what cannot happen: seeds keep their meaning when faults are added.
   return probability > 0 && std::uniform_real_distribution<double>(0, 1)(random_) < probability;
 }
 
-std::uint64_t SimulatedFile::below(std::uint64_t limit) {
+std::uint64_t SimulatedDisk::below(std::uint64_t limit) {
   return random_() % limit;
 }
 
-void SimulatedFile::record(DiskFault kind, std::uint64_t offset, std::uint64_t bytes, bool write) {
+void SimulatedDisk::record(DiskFault kind, std::uint64_t offset, std::uint64_t bytes, bool write) {
   faults_.push_back({.kind = kind, .offset = offset, .bytes = bytes, .write = write});
 }
 
 // 0, or the negated errno of a transfer that does not begin.
-int SimulatedFile::refusal(const IoRequest& request) {
+int SimulatedDisk::refusal(const IoRequest& request) {
   const FaultRates& rates = options_.rates;
   const auto refuse = [&](DiskFault kind, int error) {
     record(kind, request.offset, request.bytes, request.write);
@@ -132,7 +132,7 @@ int SimulatedFile::refusal(const IoRequest& request) {
   return 0;
 }
 
-int SimulatedFile::transfer(const IoRequest& request) {
+int SimulatedDisk::transfer(const IoRequest& request) {
   const std::scoped_lock lock(mutex_);
   switch (power_.use()) {
     case PowerSupply::State::kOff:
@@ -169,7 +169,7 @@ int SimulatedFile::transfer(const IoRequest& request) {
   return static_cast<int>(bytes);
 }
 
-SimulatedFile::Page SimulatedFile::current(std::uint64_t page) const {
+SimulatedDisk::Page SimulatedDisk::current(std::uint64_t page) const {
   const auto found = pages_.find(page);
   if (found == pages_.end()) {
     return nullptr;
@@ -178,7 +178,7 @@ SimulatedFile::Page SimulatedFile::current(std::uint64_t page) const {
   return state.unflushed.empty() ? state.durable : state.unflushed.back();
 }
 
-void SimulatedFile::put_page(std::uint64_t page, Page contents) {
+void SimulatedDisk::put_page(std::uint64_t page, Page contents) {
   if (contents == nullptr && !pages_.contains(page)) {
     return;  // zeros over zeros
   }
@@ -190,7 +190,7 @@ void SimulatedFile::put_page(std::uint64_t page, Page contents) {
   state.unflushed.push_back(std::move(contents));
 }
 
-void SimulatedFile::put_part(const Part& part) {
+void SimulatedDisk::put_part(const Part& part) {
   const std::span<const std::byte> source(part.memory, part.bytes);
   if (part.bytes == kBytesOfPage && all_zero(source)) {
     put_page(part.page, nullptr);
@@ -204,7 +204,7 @@ void SimulatedFile::put_part(const Part& part) {
 }
 
 // The first sectors of one, the rest of the other.
-SimulatedFile::Page SimulatedFile::torn(const Page& before, const Page& after) {
+SimulatedDisk::Page SimulatedDisk::torn(const Page& before, const Page& after) {
   auto mixed =
       before == nullptr ? std::make_shared<PageBytes>() : std::make_shared<PageBytes>(*before);
   const std::size_t bytes = (1 + below(kBytesOfPage / kBytesOfSector - 1)) * kBytesOfSector;
@@ -214,7 +214,7 @@ SimulatedFile::Page SimulatedFile::torn(const Page& before, const Page& after) {
 }
 
 // What the disk accepts, and what it does with it.
-void SimulatedFile::put(const IoRequest& request, std::uint64_t bytes) {
+void SimulatedDisk::put(const IoRequest& request, std::uint64_t bytes) {
   const FaultRates& rates = options_.rates;
   size_bytes_ = std::max(size_bytes_, request.offset + bytes);
   const std::uint64_t first = request.offset / kBytesOfPage;
@@ -249,7 +249,7 @@ void SimulatedFile::put(const IoRequest& request, std::uint64_t bytes) {
   }
 }
 
-void SimulatedFile::get(const IoRequest& request, std::uint64_t bytes) {
+void SimulatedDisk::get(const IoRequest& request, std::uint64_t bytes) {
   const FaultRates& rates = options_.rates;
   const std::uint64_t first = request.offset / kBytesOfPage;
   const std::uint64_t pages = (request.offset + bytes - 1) / kBytesOfPage - first + 1;
@@ -280,7 +280,7 @@ void SimulatedFile::get(const IoRequest& request, std::uint64_t bytes) {
 }
 
 // A write that the power cut: each page whole, in part, or not at all.
-void SimulatedFile::some_arrives(const IoRequest& request) {
+void SimulatedDisk::some_arrives(const IoRequest& request) {
   record(DiskFault::kPowerCut, request.offset, request.bytes, true);
   size_bytes_ = std::max(size_bytes_, request.offset + request.bytes);
   for_each_part(request, request.bytes, [&](const Part& part) {
@@ -296,12 +296,12 @@ void SimulatedFile::some_arrives(const IoRequest& request) {
   });
 }
 
-void SimulatedFile::arrive_in_part(const IoRequest& request) {
+void SimulatedDisk::arrive_in_part(const IoRequest& request) {
   const std::scoped_lock lock(mutex_);
   some_arrives(request);
 }
 
-void SimulatedFile::restart() {
+void SimulatedDisk::restart() {
   const std::scoped_lock lock(mutex_);
   HEADRACE_ASSERT(power_.on(), "a disk starts when the power is on");
   for (const std::uint64_t index : dirty_pages_) {
@@ -317,7 +317,7 @@ void SimulatedFile::restart() {
   dirty_pages_.clear();
 }
 
-Status SimulatedFile::sync() {
+Status SimulatedDisk::sync() {
   const std::scoped_lock lock(mutex_);
   const Error failed = errno_error(fmt::format("nvme tier: cannot make '{}' durable", path_), EIO)
                            .with_hint("the drive reports a fault: see the kernel's log (dmesg)");
@@ -338,7 +338,7 @@ Status SimulatedFile::sync() {
   return {};
 }
 
-Status SimulatedFile::allocate(std::uint64_t bytes) {
+Status SimulatedDisk::allocate(std::uint64_t bytes) {
   const std::scoped_lock lock(mutex_);
   if (bytes > options_.space_bytes) {
     return does_not_fit_error(
@@ -349,13 +349,13 @@ Status SimulatedFile::allocate(std::uint64_t bytes) {
   return {};
 }
 
-Result<std::uint64_t> SimulatedFile::bytes() {
+std::uint64_t SimulatedDisk::bytes() const {
   const std::scoped_lock lock(mutex_);
   return size_bytes_;
 }
 
 // Complete or an Error, as DataFile's transfers are.
-Status SimulatedFile::synchronous(IoRequest request, const char* operation) {
+Status SimulatedDisk::synchronous(IoRequest request, const char* operation) {
   while (request.bytes > 0) {
     const int result = transfer(request);
     if (result == -EINTR || result == -EAGAIN) {
@@ -378,13 +378,13 @@ Status SimulatedFile::synchronous(IoRequest request, const char* operation) {
   return {};
 }
 
-Status SimulatedFile::read(std::uint64_t offset, std::span<std::byte> target) {
+Status SimulatedDisk::read(std::uint64_t offset, std::span<std::byte> target) {
   IoRequest request{.write = false, .offset = offset, .bytes = target.size()};
   request.pieces[0] = {target.data(), target.size()};
   return synchronous(request, "read");
 }
 
-Status SimulatedFile::write(std::uint64_t offset, std::span<const std::byte> source) {
+Status SimulatedDisk::write(std::uint64_t offset, std::span<const std::byte> source) {
   IoRequest request{.write = true, .offset = offset, .bytes = source.size()};
   // One request type serves both directions; a write only reads from it.
   auto* memory =
@@ -393,12 +393,12 @@ Status SimulatedFile::write(std::uint64_t offset, std::span<const std::byte> sou
   return synchronous(request, "write");
 }
 
-void SimulatedFile::set_rates(const FaultRates& rates) {
+void SimulatedDisk::set_rates(const FaultRates& rates) {
   const std::scoped_lock lock(mutex_);
   options_.rates = rates;
 }
 
-void SimulatedFile::flip_bit(std::uint64_t offset, unsigned bit) {
+void SimulatedDisk::flip_bit(std::uint64_t offset, unsigned bit) {
   const std::scoped_lock lock(mutex_);
   const std::uint64_t index = offset / kBytesOfPage;
   const Page whole = current(index);
@@ -408,27 +408,27 @@ void SimulatedFile::flip_bit(std::uint64_t offset, unsigned bit) {
   put_page(index, std::move(damaged));
 }
 
-void SimulatedFile::truncate(std::uint64_t bytes) {
+void SimulatedDisk::truncate(std::uint64_t bytes) {
   const std::scoped_lock lock(mutex_);
   size_bytes_ = std::min(size_bytes_, bytes);
 }
 
-std::vector<InjectedFault> SimulatedFile::faults() const {
+std::vector<InjectedFault> SimulatedDisk::faults() const {
   const std::scoped_lock lock(mutex_);
   return faults_;
 }
 
-std::int64_t SimulatedFile::now_ns() const {
+std::int64_t SimulatedDisk::now_ns() const {
   const std::scoped_lock lock(mutex_);
   return now_ns_;
 }
 
-void SimulatedFile::advance_to(std::int64_t now_ns) {
+void SimulatedDisk::advance_to(std::int64_t now_ns) {
   const std::scoped_lock lock(mutex_);
   now_ns_ = std::max(now_ns_, now_ns);
 }
 
-std::int64_t SimulatedFile::draw_jitter_ns() {
+std::int64_t SimulatedDisk::draw_jitter_ns() {
   const std::scoped_lock lock(mutex_);
   return options_.jitter_ns > 0
              ? static_cast<std::int64_t>(below(static_cast<std::uint64_t>(options_.jitter_ns)))

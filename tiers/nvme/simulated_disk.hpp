@@ -1,13 +1,12 @@
 // A disk in memory that fails as disks do, from a seed: what a store promises is tested on it.
 //
-// `SimulatedFile` is a file with a durable image and writes that are not flushed yet; a back end
-// over it completes requests in virtual time and in any order. Faults are drawn for each request:
-// short transfers, EINTR, EIO, ENOSPC, and silent ones: torn, lost and misdirected writes, stale
-// reads, flipped bits. When the power goes, requests under way and unflushed pages survive, vanish
-// or tear, sector by sector.
-// Invariant: everything follows from the seed and the order of calls; each fault is recorded.
-// Thread: the file by several (a mutex); for the same faults again, drive it by one.
-// Failure: as BlockFile and IoBackend, since that is what it is for.
+// `SimulatedDisk` holds one file, with a durable image and writes that are not flushed yet; a back
+// end over it completes requests in virtual time and in any order. Faults are drawn for each
+// request: short transfers, EINTR, EIO, ENOSPC, and silent ones: torn, lost and misdirected writes,
+// stale reads, flipped bits. When the power goes, requests under way and unflushed pages survive,
+// vanish or tear, sector by sector. Invariant: everything follows from the seed and the order of
+// calls; each fault is recorded. Thread: the disk by several (a mutex); for the same faults again,
+// drive it by one. Failure: as BlockFile and IoBackend, since that is what it is for.
 #pragma once
 
 #include <array>
@@ -20,6 +19,7 @@
 #include <span>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -78,10 +78,10 @@ class PowerSupply {
   void cut_after(std::uint64_t operations);
   void restore();
   [[nodiscard]] State use();  // by an operation that begins
-  [[nodiscard]] bool on();
+  [[nodiscard]] bool on() const;
 
  private:
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::uint64_t left_ = std::numeric_limits<std::uint64_t>::max();
   bool on_ = true;
 };
@@ -95,21 +95,18 @@ struct SimulatedDiskOptions {
   FaultRates rates{};
 };
 
-class SimulatedFile final : public BlockFile {
+class SimulatedDisk {
  public:
-  SimulatedFile(std::string path, const SimulatedDiskOptions& options, PowerSupply& power);
+  SimulatedDisk(std::string path, const SimulatedDiskOptions& options, PowerSupply& power);
 
-  [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> target) override;
-  [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> source) override;
-  [[nodiscard]] Status sync() override;
-  [[nodiscard]] Status allocate(std::uint64_t bytes) override;
-  [[nodiscard]] Result<std::uint64_t> bytes() override;
+  // As BlockFile has them.
+  [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> target);
+  [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> source);
+  [[nodiscard]] Status sync();
+  [[nodiscard]] Status allocate(std::uint64_t bytes);
+  [[nodiscard]] std::uint64_t bytes() const;
 
-  [[nodiscard]] const std::string& path() const override { return path_; }
-
-  [[nodiscard]] int fd() const override { return -1; }
-
-  [[nodiscard]] bool direct_io() const override { return true; }
+  [[nodiscard]] const std::string& path() const { return path_; }
 
   // One transfer as the system would make it: bytes moved or a negated errno.
   [[nodiscard]] int transfer(const IoRequest& request);
@@ -179,6 +176,37 @@ class SimulatedFile final : public BlockFile {
   std::uint64_t size_bytes_ = 0;
   std::int64_t now_ns_ = 0;
   std::vector<InjectedFault> faults_;
+};
+
+// The disk as a file that a store may own: the disk itself outlives a restart.
+class SimulatedFile final : public BlockFile {
+ public:
+  explicit SimulatedFile(std::shared_ptr<SimulatedDisk> disk) : disk_(std::move(disk)) {}
+
+  [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> target) override {
+    return disk_->read(offset, target);
+  }
+
+  [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> source) override {
+    return disk_->write(offset, source);
+  }
+
+  [[nodiscard]] Status sync() override { return disk_->sync(); }
+
+  [[nodiscard]] Status allocate(std::uint64_t bytes) override { return disk_->allocate(bytes); }
+
+  [[nodiscard]] Result<std::uint64_t> bytes() override { return disk_->bytes(); }
+
+  [[nodiscard]] const std::string& path() const override { return disk_->path(); }
+
+  [[nodiscard]] int fd() const override { return -1; }
+
+  [[nodiscard]] bool direct_io() const override { return true; }
+
+  [[nodiscard]] SimulatedDisk& disk() { return *disk_; }
+
+ private:
+  std::shared_ptr<SimulatedDisk> disk_;
 };
 
 // `file` must be a SimulatedFile.

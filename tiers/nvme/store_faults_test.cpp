@@ -498,7 +498,7 @@ TEST(StoreFaults, WithoutDirectIoAStoreIsRefusedOrBufferedAsAsked) {
   HEADRACE_EXPECT_OK(store->mark_dirty());
   {
     Runtime runtime;
-    const auto engine = IoEngine::create(runtime, *store, {.lanes = 2}).value();
+    const auto engine = IoEngine::create(runtime, *store, 0, {.lanes = 2}).value();
     const ExtentKey key = all_extents(*store).back();
     const PageBuffer memory = testing::pages(store->read_place(key).payload_bytes);
     testing::fill(memory.bytes(), key, 2);
