@@ -11,6 +11,7 @@
 #include "core/files.hpp"
 #include "core/interval.hpp"
 #include "core/quantity.hpp"
+#include "core/threads.hpp"
 #include "model/spec.hpp"
 #include "model/tokenizer.hpp"
 #include "model/units.hpp"
@@ -30,6 +31,7 @@ constexpr std::size_t kReservePart = 16;
 constexpr int kIoDepth = 8;
 constexpr std::size_t kTraceEventsMax = 200'000;
 constexpr std::size_t kRacesShown = 5;
+constexpr int kQueueThreads = 5;  // compute, h2d, d2h, host, and the engine of the store
 
 bool environment_flag(const char* name) {
   const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here sets it
@@ -154,12 +156,15 @@ Result<int> slots_of(const RunConfig& config, const Interval& commits, const Pla
   return *request.stored_slots;
 }
 
+std::size_t reserve_bytes(const HostMemory& memory) {
+  return std::max(kReserveBytes, static_cast<std::size_t>(memory.available_bytes) / kReservePart);
+}
+
 // For arenas, where nobody says more.
 std::size_t usable_bytes(const HostMemory& memory) {
   const auto available = static_cast<std::size_t>(memory.available_bytes);
-  const std::size_t reserve =
-      std::max(kReserveBytes, available / kReservePart) + kProcessGrowthBytes;
-  return available > reserve ? available - reserve : 0;
+  const std::size_t taken = reserve_bytes(memory) + kProcessGrowthBytes;
+  return available > taken ? available - taken : 0;
 }
 
 Result<HostMemory> memory_of(const PlanRequest& request) {
@@ -176,6 +181,7 @@ void set_budgets(const RunConfig& config, const HostMemory& memory, plan::PlanSe
   const std::size_t usable = usable_bytes(memory);
   const std::optional<std::uint64_t>& device = config.tiers.device_memory_bytes;
   const std::optional<std::uint64_t>& host = config.tiers.host_memory_bytes;
+  settings.usable_bytes = usable;
   settings.host_available_bytes = usable;
   settings.device_available_bytes = settings.separate_device ? usable : 0;
   if (device) {
@@ -189,6 +195,7 @@ void set_budgets(const RunConfig& config, const HostMemory& memory, plan::PlanSe
     settings.host_memory_bytes = static_cast<std::size_t>(*host);
     return;
   }
+  settings.reserve_bytes = reserve_bytes(memory);
   settings.host_memory_bytes = usable > device_bytes ? usable - device_bytes : 0;
   // "auto" makes room for a device cap that is raised: its own size is not in the way of a hint.
   settings.host_available_bytes += settings.host_memory_bytes;
@@ -358,6 +365,11 @@ Result<std::unique_ptr<Engine>> Engine::create(Planned planned, tiers::nvme::Sto
                                    .seq_len = owned.spec.seq_len,
                                    .accumulate = owned.spec.accumulate,
                                    .compute_threads = owned.options.compute_threads};
+  // OpenMP's team and oneTBB's, which the embedding uses too; the compute and the host queue are
+  // one of them each.
+  HEADRACE_TRY(check_threads(owned.options.compute_threads +
+                             std::max(owned.options.optimizer_threads, usable_cores()) +
+                             kQueueThreads - 2));
   HEADRACE_ASSIGN(exec::Model model, model::make_model(owned.architecture, owned.spec, batch));
   HEADRACE_ASSIGN(
       engine->executor_,

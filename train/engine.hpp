@@ -90,6 +90,9 @@ class Engine {
 
   [[nodiscard]] const Planned& planned() const { return planned_; }
 
+  // An operation has failed: nothing can be run or committed any more.
+  [[nodiscard]] bool failed() const { return runtime_.fault.raised(); }
+
   // The races found so far, as an error; ok without the checker.
   [[nodiscard]] Status check_races() const;
   // Writes <folder>/trace.json; nothing without HEADRACE_TRACE.

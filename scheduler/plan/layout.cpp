@@ -396,6 +396,7 @@ Layout lay_out_memory(const ModelSpec& model,
   place_slots(context);
   count_store(context);
   context.memory.row_of("process").host_bytes = settings.process_bytes;
+  context.memory.row_of("reserve").host_bytes = settings.reserve_bytes;
   plan.device_peak_bytes = plan.device_arena_bytes;
   plan.host_peak_bytes = plan.host_arena_bytes;
   return layout;

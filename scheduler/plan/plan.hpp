@@ -43,7 +43,9 @@ struct PlanSettings {
   std::size_t device_available_bytes =
       0;  // what the caps could be raised to on this machine (for hints)
   std::size_t host_available_bytes = 0;
+  std::size_t usable_bytes = 0;   // what the machine has for arenas; 0: unknown
   std::size_t process_bytes = 0;  // code, stacks, libraries' scratch, loader: measured at start
+  std::size_t reserve_bytes = 0;  // what an "auto" budget leaves to the rest of the machine
   std::optional<Home> place;
   std::optional<int> lookahead;               // pieces beyond the one in use
   std::optional<std::int64_t> tile_elements;  // a multiple of kBlockElements
@@ -75,8 +77,9 @@ struct UnitPlan {
 };
 
 struct MemoryRow {
-  std::string purpose;  // weights, gradients, state, commits (the store's second slots),
-                        // activations, logits, workspace, staging, process, reserve
+  // weights, gradients, state, commits (the store's second slots), activations, logits, workspace,
+  // staging; and, outside the arenas: process, reserve
+  std::string purpose;
   std::uint64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
 };
 

@@ -320,6 +320,80 @@ TEST(Plan, MemoryTableAddsUpToTheArenas) {
   }
 }
 
+TEST(Plan, MemoryTableShowsWhatLiesOutsideTheArenas) {
+  PlanSettings settings = roomy();
+  settings.process_bytes = 12345;
+  settings.reserve_bytes = 67890;
+  const auto plan = make_plan(make_model(96, 2, 700, true), settings, {});
+  ASSERT_TRUE(plan);
+  const auto host_bytes = [&plan](const char* purpose) {
+    for (const MemoryRow& row : plan->memory) {
+      if (row.purpose == purpose) {
+        return row.host_bytes;
+      }
+    }
+    return std::uint64_t{0};
+  };
+  EXPECT_EQ(host_bytes("process"), 12345U);
+  EXPECT_EQ(host_bytes("reserve"), 67890U);
+}
+
+// The number behind `key` in a hint; 0: not there.
+std::size_t number_after(const std::string& hint, const std::string& key) {
+  const std::size_t at = hint.find(key);
+  return at == std::string::npos ? 0 : std::strtoull(hint.c_str() + at + key.size(), nullptr, 10);
+}
+
+// State on NVMe, a drive that endures ten times what the run writes, and one byte less.
+TEST(Plan, ARunThatWearsTheDriveIsWarnedOfWithALineThatMendsIt) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 2);
+  PlanSettings settings = roomy();
+  settings.place = Home::kNvme;
+  settings.steps = 1001;
+  auto plan = make_plan(model, settings, {});
+  ASSERT_TRUE(plan);
+  const auto written = static_cast<double>(plan->written_bytes_per_step);
+  ASSERT_GT(written, 0);
+  settings.endurance_bytes = 10 * written * 1001;
+  EXPECT_EQ(make_plan(model, settings, {})->wear_warning, "");
+
+  // The machine is large enough.
+  settings.endurance_bytes = 10 * written * 100;
+  settings.host_memory_bytes = plan->host_arena_bytes;
+  settings.usable_bytes = std::size_t{8} << 30;
+  plan = make_plan(model, settings, {});
+  EXPECT_NE(plan->wear_warning.find("tiers.place=\"auto\""), std::string::npos);
+  PlanSettings mended = settings;
+  mended.place.reset();
+  mended.host_memory_bytes = number_after(plan->wear_warning, "tiers.host_memory=\"") << 20;
+  EXPECT_EQ(make_plan(model, mended, {})->wear_warning, "") << plan->wear_warning;
+
+  // It is not.
+  settings.usable_bytes = settings.host_memory_bytes;
+  plan = make_plan(model, settings, {});
+  EXPECT_EQ(plan->wear_warning.find("tiers."), std::string::npos) << plan->wear_warning;
+  ModelSpec larger = model;
+  larger.accumulate =
+      static_cast<std::int64_t>(number_after(plan->wear_warning, "batch.accumulate="));
+  mended = settings;
+  mended.steps = static_cast<std::int64_t>(number_after(plan->wear_warning, "run.steps="));
+  EXPECT_GE(larger.accumulate * mended.steps, model.accumulate * settings.steps);
+  mended.host_memory_bytes = std::size_t{8} << 30;  // of the activations
+  EXPECT_EQ(make_plan(larger, mended, {})->wear_warning, "") << plan->wear_warning;
+
+  // All is in memory, and every step is committed.
+  settings = roomy();
+  settings.place = Home::kHost;
+  settings.steps = 1001;
+  settings.store_slots = 2;
+  settings.commit_interval = {.steps = 1, .seconds = 0};
+  plan = make_plan(model, settings, {});
+  ASSERT_TRUE(plan);
+  settings.endurance_bytes = 1e4 * static_cast<double>(plan->written_bytes_per_step);
+  plan = make_plan(model, settings, {});
+  EXPECT_EQ(number_after(plan->wear_warning, "durability.checkpoint=\""), 1U) << plan->wear_warning;
+}
+
 TEST(Plan, ARunThatDoesNotFitIsRefusedWithAHintThatWorks) {
   const ModelSpec model = make_model(256, 6, 3000, false, 1);
   PlanSettings settings = roomy();
