@@ -30,8 +30,10 @@ class Trainer {
 
   Result<TrainSummary> run() {
     begin_summary();
+    last_row_ = session_.state.step;
     HEADRACE_ASSIGN(checkpoint_, parse_interval(session_.config.durability.checkpoint));
     if (Status status = train(); !status) {
+      keep_what_is_whole();
       return with_way_on(std::move(status).error());
     }
     HEADRACE_TRY(session_.engine->check_races());
@@ -97,6 +99,20 @@ class Trainer {
                : checkpoint_.seconds > 0 && seconds_since(last_commit_time_) >= checkpoint_.seconds;
   }
 
+  // Data that cannot be read leave weights and state whole: the steps since the last commit are
+  // kept. So are they where metrics cannot be written and there is no other commit.
+  void keep_what_is_whole() {
+    const bool lacks_row = last_row_ != session_.state.step && session_.store->slots() > 1;
+    if (session_.engine->failed() || is_committing_ || lacks_row ||
+        committed_step() == session_.state.step) {
+      return;
+    }
+    if (const Status committed = commit(); !committed) {
+      log_warning(
+          fmt::format("while committing step {}: {}", session_.state.step, committed.error().what));
+    }
+  }
+
   // What a user needs to know beside what failed: where the run can go on from.
   [[nodiscard]] Error with_way_on(Error error) const {
     const std::int64_t step = committed_step();
@@ -124,9 +140,12 @@ class Trainer {
                                        kSkippedInRowMax,
                                        session_.state.step))
         .with_why(fmt::format("NaN or Inf in the gradients, last in {}", last_cause_))
-        .with_hint(
-            "the weights are as the last good step left them, and committed; lower optim.lr, or "
-            "look at the data");
+        .with_hint(bad_weight_.empty()
+                       ? "the weights are as the last good step left them, and committed; lower "
+                         "optim.lr, or look at the data"
+                       : fmt::format("the weight {} is NaN or Inf: start again with a lower "
+                                     "optim.lr, or from other weights",
+                                     bad_weight_));
   }
 
   void begin_summary() {
@@ -161,9 +180,11 @@ class Trainer {
     row.stall_s["commit"] = commit_s;
     take_notes(row);
     export_due_ = session_.exports != nullptr && session_.exports->due(row.step);
-    HEADRACE_TRY(evaluate_if_due(row));
+    Status evaluated = evaluate_if_due(row);
     last_eval_loss_ = row.eval ? std::optional(row.eval->loss) : std::nullopt;
     HEADRACE_TRY(session_.metrics->append(row));
+    last_row_ = row.step;
+    HEADRACE_TRY(std::move(evaluated));
     if (row.step % session_.config.log.every == 0 || row.skipped || row.eval ||
         row.step == session_.steps) {
       observer_.on_step(row, session_.steps);
@@ -224,6 +245,21 @@ class Trainer {
     } else if (std::isfinite(row.loss)) {
       summary_.loss = row.loss;
     }
+    look_at_weights();
+  }
+
+  // An update that made NaN or Inf of finite gradients; said once.
+  void look_at_weights() {
+    if (!bad_weight_.empty()) {
+      return;
+    }
+    if (const auto bad = session_.engine->executor().non_finite_weights()) {
+      bad_weight_ = fmt::format("{}[{}]", bad->tensor, bad->element);
+      log_warning(fmt::format("step {}: the weight {} is NaN or Inf after its update, {} in all",
+                              session_.state.step,
+                              bad_weight_,
+                              bad->count));
+    }
   }
 
   Status evaluate_if_due(StepMetrics& row) {
@@ -243,6 +279,7 @@ class Trainer {
 
   Status commit() {
     const Clock::time_point begin = Clock::now();
+    is_committing_ = true;
     if (session_.exports != nullptr) {
       session_.exports->finish();  // it reads what the commit before this one names
     }
@@ -255,6 +292,8 @@ class Trainer {
     uncounted_commit_s_ += summary_.commit_s;
     uncounted_commit_bytes_ += summary_.commit_bytes;
     last_commit_time_ = Clock::now();
+    is_committing_ = false;
+    look_at_weights();
     const std::string text = fmt::format("committed step {} ({} written in {})",
                                          session_.state.step,
                                          format_bytes(summary_.commit_bytes),
@@ -298,6 +337,9 @@ class Trainer {
   std::uint64_t uncounted_commit_bytes_ = 0;
   double later_seconds_ = 0;  // of the steps after the first, commits left out
   std::string last_cause_;
+  std::string bad_weight_;      // the first that was seen
+  std::int64_t last_row_ = 0;   // step of the last row of metrics
+  bool is_committing_ = false;  // a commit has begun, and not ended
 };
 
 const char* end_name(TrainEnd end) {

@@ -3,7 +3,7 @@
 //
 // One scheduler thread (the caller's) calls everything here. A step: the caller's inputs are copied
 // into planned buffers; every instruction is submitted with its waits and leases; the queues are
-// drained; results are read. Between calls nothing runs. Nothing is allocated on the step path.
+// drained; results are read. Between calls nothing runs. No arena is allocated on the step path.
 //
 // Failure: an operation's error raises the runtime's fault; the call returns it; the executor is
 // then unusable (destroy it), the store keeps its last commit (this version: a store written since
@@ -99,6 +99,8 @@ class Executor {
   [[nodiscard]] virtual bool update_pending() const = 0;
   [[nodiscard]] virtual std::int64_t update_count()
       const = 0;  // updates that were decided on (applied or pending)
+  // Of the weights that the last update to be applied made; it cannot be undone, only reported.
+  [[nodiscard]] virtual std::optional<NonFinite> non_finite_weights() const = 0;
   // Sum of losses over unmasked targets. Pending updates are drained first.
   [[nodiscard]] virtual Result<double> evaluate(const StepInputs& inputs) = 0;
   // Plans made with Purpose::kGenerate: logits [vocab] after row `position` of the (single)

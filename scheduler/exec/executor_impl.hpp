@@ -46,6 +46,10 @@ class ExecutorImpl final : public Executor {
 
   [[nodiscard]] std::int64_t update_count() const override { return update_count_; }
 
+  [[nodiscard]] std::optional<NonFinite> non_finite_weights() const override {
+    return jobs_.non_finite_weights(spec_);
+  }
+
   [[nodiscard]] Result<double> evaluate(const StepInputs& inputs) override;
   [[nodiscard]] Result<std::span<const float>> logits(std::span<const std::int32_t> tokens,
                                                       std::int64_t position) override;

@@ -68,25 +68,50 @@ Jobs::Jobs(const plan::ModelSpec& spec, const plan::Plan& plan) {
   block_sums_.resize(blocks);
 }
 
-std::optional<NonFinite> Jobs::non_finite(const plan::ModelSpec& spec) const {
+// check_of(job, number of its segment): what was found there.
+template <class CheckOf>
+std::optional<NonFinite> Jobs::first_of(const plan::ModelSpec& spec,
+                                        const CheckOf& check_of) const {
   std::optional<NonFinite> found;
   for (std::size_t u = 0; u < jobs_.size(); ++u) {
     for (const TileJob& job : jobs_[u]) {
-      for (const Segment& segment : job.segments) {
-        if (segment.check.non_finite_count == 0) {
+      for (std::size_t s = 0; s < job.segments.size(); ++s) {
+        const Segment& segment = job.segments[s];
+        const optim::GradientCheck check = check_of(job, s);
+        if (check.non_finite_count == 0) {
           continue;
         }
         if (!found) {
           found = NonFinite{
               .tensor = spec.units[u].tensors[static_cast<std::size_t>(segment.tensor)].name,
-              .element = segment.tensor_begin + segment.check.first_non_finite,
+              .element = segment.tensor_begin + check.first_non_finite,
               .count = 0};
         }
-        found->count += segment.check.non_finite_count;
+        found->count += check.non_finite_count;
       }
     }
   }
   return found;
+}
+
+std::optional<NonFinite> Jobs::non_finite(const plan::ModelSpec& spec) const {
+  return first_of(
+      spec, [](const TileJob& job, std::size_t segment) { return job.segments[segment].check; });
+}
+
+std::optional<NonFinite> Jobs::non_finite_weights(const plan::ModelSpec& spec) const {
+  return first_of(spec, [](const TileJob& job, std::size_t segment) {
+    std::size_t begin = 0;
+    for (std::size_t before = 0; before < segment; ++before) {
+      begin += static_cast<std::size_t>(optim::count_blocks(job.segments[before].elements));
+    }
+    const auto blocks =
+        static_cast<std::size_t>(optim::count_blocks(job.segments[segment].elements));
+    const optim::UpdateStats stats =
+        optim::sum_stats(std::span(job.update_stats).subspan(begin, blocks));
+    return optim::GradientCheck{.non_finite_count = stats.non_finite_count,
+                                .first_non_finite = stats.first_non_finite};
+  });
 }
 
 RowIndex::RowIndex(const plan::ModelSpec& spec) : seq_len_(spec.seq_len) {

@@ -49,8 +49,14 @@ class Jobs {
 
   // The first non-finite gradient element in model order, if there is any.
   [[nodiscard]] std::optional<NonFinite> non_finite(const plan::ModelSpec& spec) const;
+  // The same of the weights that the last updates made.
+  [[nodiscard]] std::optional<NonFinite> non_finite_weights(const plan::ModelSpec& spec) const;
 
  private:
+  template <class CheckOf>
+  [[nodiscard]] std::optional<NonFinite> first_of(const plan::ModelSpec& spec,
+                                                  const CheckOf& check_of) const;
+
   std::vector<std::vector<TileJob>> jobs_;
   std::vector<double> block_sums_;
 };

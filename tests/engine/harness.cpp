@@ -129,6 +129,7 @@ void run_steps(const RunOptions& options, Engine& engine, RunRecord& record) {
     return;
   }
   ASSERT_TRUE(committed) << text_of(committed.error());
+  record.bad_weight = engine.executor->non_finite_weights();
 }
 
 model::BatchShape batch_of(const RunOptions& options) {

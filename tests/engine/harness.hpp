@@ -46,7 +46,8 @@ struct RunOptions {
 struct RunRecord {
   std::vector<double> losses, norms;
   std::vector<char> skipped;
-  std::vector<exec::NonFinite> non_finite;  // of the skipped steps
+  std::vector<exec::NonFinite> non_finite;    // of the skipped steps
+  std::optional<exec::NonFinite> bad_weight;  // after the last update
   std::int64_t update_count = 0;
   std::vector<double> evaluations;
   std::vector<float> params;  // every unit, padding included

@@ -72,6 +72,21 @@ TEST_P(Skip, LeavesWeightsAndStateAsTheyWere) {
   }
 }
 
+// No step uses the row: only the update, which decays it, can tell.
+TEST_P(Skip, AWeightThatIsNotFiniteIsReported) {
+  for (const plan::Home place : {plan::Home::kHost, plan::Home::kNvme}) {
+    RunOptions options = poisoned_run(GetParam(), {}, 2);
+    options.settings.place = place;
+    const RunRecord record = run_engine(options);
+    ASSERT_TRUE(record.bad_weight.has_value());
+    EXPECT_EQ(record.bad_weight->tensor, "model.embed_tokens.weight");
+    EXPECT_EQ(record.bad_weight->element, kPoisonedToken * options.architecture.hidden + 5);
+    EXPECT_EQ(record.bad_weight->count, 1);
+    options.on_weights = nullptr;
+    EXPECT_FALSE(run_engine(options).bad_weight.has_value());
+  }
+}
+
 INSTANTIATE_TEST_SUITE_P(Values,
                          Skip,
                          ::testing::Values(std::numeric_limits<float>::infinity(),
