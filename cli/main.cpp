@@ -5,6 +5,7 @@
 #include <array>
 #include <csignal>
 #include <cstdio>
+#include <exception>
 #include <new>
 #include <span>
 #include <string>
@@ -124,6 +125,12 @@ int main(int count, char** values) {
   } catch (const std::bad_alloc&) {
     headrace::cli::write_error_text(
         "error: out of memory\n  hint: headrace plan says what a run needs\n");
+    return static_cast<int>(headrace::ExitCode::kOperating);
+  } catch (const std::exception& exception) {
+    headrace::cli::write_error_text(
+        fmt::format("error: headrace stops for a reason that it does not know\n  why : {}\n  hint: "
+                    "this is a fault of headrace: please report it\n",
+                    exception.what()));
     return static_cast<int>(headrace::ExitCode::kOperating);
   }
 }

@@ -2,12 +2,23 @@
 
 #include <pthread.h>
 
+#include <exception>
+
 #include "core/system.hpp"
 
 namespace headrace::train {
 
-MemoryMeter::MemoryMeter() : thread_([this] { run(); }) {
-  ::pthread_setname_np(thread_.native_handle(), "memory meter");
+Result<std::unique_ptr<MemoryMeter>> MemoryMeter::start() {
+  std::unique_ptr<MemoryMeter> meter(new MemoryMeter);
+  try {
+    meter->thread_ = std::thread([owned = meter.get()] { owned->run(); });
+  } catch (const std::exception& error) {
+    return operating_error("memory meter: cannot start its thread")
+        .with_why(error.what())
+        .with_hint("raise the limit of processes: `ulimit -u`, or pids.max of the cgroup");
+  }
+  ::pthread_setname_np(meter->thread_.native_handle(), "memory meter");
+  return meter;
 }
 
 MemoryMeter::~MemoryMeter() {
@@ -16,7 +27,9 @@ MemoryMeter::~MemoryMeter() {
     stop_ = true;
   }
   stopping_.notify_one();
-  thread_.join();
+  if (thread_.joinable()) {
+    thread_.join();
+  }
 }
 
 std::uint64_t MemoryMeter::peak_bytes() {

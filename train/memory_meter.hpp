@@ -2,16 +2,19 @@
 //
 // The kernel's own high-water mark counts mapped files too, which are not the engine's, so this is
 // a sample every kSamplePeriod: arenas are faulted in when they are made, hence little moves
-// between samples. Thread: start and stop from one thread, peak_bytes() from any. Failure: none; a
-// sample that cannot be read is left out.
+// between samples. Thread: start and stop from one thread, peak_bytes() from any. Failure: a thread
+// that cannot start is an Error; a sample that cannot be read is left out.
 #pragma once
 
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <thread>
+
+#include "core/error.hpp"
 
 namespace headrace::train {
 
@@ -19,7 +22,7 @@ class MemoryMeter {
  public:
   static constexpr std::chrono::milliseconds kSamplePeriod{50};
 
-  MemoryMeter();
+  [[nodiscard]] static Result<std::unique_ptr<MemoryMeter>> start();
   ~MemoryMeter();
   MemoryMeter(const MemoryMeter&) = delete;
   MemoryMeter& operator=(const MemoryMeter&) = delete;
@@ -28,6 +31,7 @@ class MemoryMeter {
   [[nodiscard]] std::uint64_t peak_bytes();
 
  private:
+  MemoryMeter() = default;
   void sample();
   void run();
 

@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -20,6 +21,7 @@
 #include "core/hash.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
+#include "core/threads.hpp"
 #include "kernels/kernels.hpp"
 #include "optim_cpu/adamw.hpp"
 #include "optim_cpu/threads.hpp"
@@ -156,11 +158,17 @@ void warn_of_differences(const std::string& path, const std::vector<std::string>
   }
 }
 
-// What a child process sends to its parent: "ok" or "error" in the first line, then the text.
-void send(int pipe, const Result<MachineFile>& machine) {
-  std::string text = machine
-                         ? "ok\n" + machine_to_toml(*machine)
-                         : fmt::format("error\n{}: {}", machine.error().what, machine.error().why);
+// What a child process sends to its parent: "ok" or "error" in the first line, then the text. The
+// stack above is the parent's: nothing may unwind it, be it by an exception.
+[[noreturn]] void probe_and_send(int pipe, const std::string& store_folder) {
+  std::string text;
+  try {
+    const Result<MachineFile> machine = probe_machine(store_folder);
+    text = machine ? "ok\n" + machine_to_toml(*machine)
+                   : fmt::format("error\n{}: {}", machine.error().what, machine.error().why);
+  } catch (const std::exception& error) {
+    text = fmt::format("error\n{}", error.what());
+  }
   const Status status = write_all(pipe, text);
   ::_exit(status ? 0 : 1);
 }
@@ -193,10 +201,11 @@ Result<MachineFile> probe_in_child(const std::string& store_folder) {
   HEADRACE_ASSIGN(Pipe pipe, make_pipe());
   const pid_t child = ::fork();
   if (child < 0) {
-    return errno_error("probe: cannot start a process", errno);
+    return errno_error("probe: cannot start a process", errno)
+        .with_hint("raise the limit of processes: `ulimit -u`, or pids.max of the cgroup");
   }
   if (child == 0) {
-    send(pipe.writer.get(), probe_machine(store_folder));
+    probe_and_send(pipe.writer.get(), store_folder);
   }
   pipe.writer.reset();
   const std::string text = receive(pipe.reader.get());
@@ -325,6 +334,8 @@ Result<MachineFile> probe_machine(const std::string& store_folder) {
   MachineFile machine;
   HEADRACE_ASSIGN(machine.profile, this_machine());
   machine.profile.schema = kMachineSchema;
+  // OpenMP's team, oneTBB's, and the drive's.
+  HEADRACE_TRY(check_threads(2 * machine.profile.cores + kDriveProbeThreads));
   HEADRACE_ASSIGN(machine.profile.gemm_fp32_flops_per_s, gemm_rate(machine.profile.cores));
   HEADRACE_TRY(state_rates(machine.profile.cores, machine.profile));
   HEADRACE_ASSIGN(const DriveRates drive, probe_drive(existing_parent(store_folder)));

@@ -11,7 +11,9 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <exception>
 #include <memory>
+#include <optional>
 #include <span>
 #include <thread>
 #include <utility>
@@ -29,7 +31,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-constexpr int kProbeDepth = 8;  // as the engine's default io_depth
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20U;
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::uint64_t kBlocks = kProbeFileBytes / kBlockBytes;
@@ -57,7 +58,7 @@ bool stamped(std::span<const std::byte> block, std::uint64_t index) {
 
 enum class Access { kRead, kWrite, kBoth };
 
-// One pass over blocks by kProbeDepth threads. Counts what was moved until the time is up.
+// One pass over blocks by kDriveProbeThreads. Counts what was moved until the time is up.
 class Pass {
  public:
   Pass(int descriptor, std::span<std::byte> buffers, Access access, std::uint64_t blocks)
@@ -68,12 +69,25 @@ class Pass {
     const Clock::time_point begin = Clock::now();
     deadline_ = begin + kPassTimeMax;
     std::vector<std::thread> threads;
-    threads.reserve(kProbeDepth);
-    for (std::size_t i = 0; i < kProbeDepth; ++i) {
-      threads.emplace_back([this, i] { work(buffers_.subspan(i * kBlockBytes, kBlockBytes)); });
+    threads.reserve(kDriveProbeThreads);
+    std::optional<Error> not_started;
+    try {
+      for (std::size_t i = 0; i < kDriveProbeThreads; ++i) {
+        threads.emplace_back([this, i] { work(buffers_.subspan(i * kBlockBytes, kBlockBytes)); });
+      }
+    } catch (const std::exception& error) {
+      not_started = operating_error("probe: cannot start its threads")
+                        .with_why(error.what())
+                        .with_hint(
+                            "raise the limit of processes: `ulimit -u`, or pids.max of the "
+                            "cgroup");
+      stop_.store(true);
     }
     for (std::thread& thread : threads) {
       thread.join();
+    }
+    if (not_started) {
+      return *std::move(not_started);
     }
     const std::chrono::duration<double> seconds = Clock::now() - begin;
     if (error_.load() != 0) {
@@ -89,7 +103,7 @@ class Pass {
 
  private:
   void work(std::span<std::byte> buffer) {
-    while (Clock::now() < deadline_ && error_.load() == 0) {
+    while (Clock::now() < deadline_ && error_.load() == 0 && !stop_.load()) {
       const std::uint64_t index = next_.fetch_add(1);
       if (index >= blocks_) {
         return;
@@ -122,6 +136,7 @@ class Pass {
   std::atomic<std::uint64_t> done_{0};
   std::atomic<int> error_{0};
   std::atomic<bool> wrong_{false};
+  std::atomic<bool> stop_{false};
 };
 
 // A file without a name, or one that loses its name at once.
@@ -149,9 +164,10 @@ std::string why_not(const Filesystem& filesystem) {
 }
 
 Status measure(int descriptor, DriveRates& rates) {
-  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
-                  tiers::Arena::create(tiers::Tier::kHost, "probe", kProbeDepth * kBlockBytes));
-  const std::span<std::byte> buffers(arena->data(), kProbeDepth * kBlockBytes);
+  HEADRACE_ASSIGN(
+      const std::unique_ptr<tiers::Arena> arena,
+      tiers::Arena::create(tiers::Tier::kHost, "probe", kDriveProbeThreads * kBlockBytes));
+  const std::span<std::byte> buffers(arena->data(), kDriveProbeThreads * kBlockBytes);
   const RandomSource random(static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()),
                             RandomStream::kTest);
   for (std::size_t at = 0; at < buffers.size(); at += 4) {

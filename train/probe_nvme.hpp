@@ -8,6 +8,8 @@
 
 namespace headrace::train {
 
+inline constexpr int kDriveProbeThreads = 8;  // as the engine's default io_depth
+
 struct DriveRates {
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
@@ -23,8 +25,8 @@ struct DriveRates {
 // that has no drive of its own (overlay, btrfs); "" where it cannot be told.
 [[nodiscard]] std::string device_of(const std::string& folder);
 
-// kProbeDepth requests in flight, by threads that pread and pwrite. A filesystem that refuses
-// direct I/O, is in memory, or has too little room gives rates of 0 and a line in the log.
+// kDriveProbeThreads requests in flight, by threads that pread and pwrite. A filesystem that
+// refuses direct I/O, is in memory, or has too little room gives rates of 0 and a line in the log.
 [[nodiscard]] Result<DriveRates> probe_drive(const std::string& folder);
 
 }  // namespace headrace::train

@@ -143,7 +143,7 @@ class Opener {
     }
     HEADRACE_ASSIGN(const FoundMachine machine,
                     find_machine(options_.machine_file, session.store_folders));
-    session.memory = std::make_unique<MemoryMeter>();
+    HEADRACE_ASSIGN(session.memory, MemoryMeter::start());
     PlanRequest request;
     request.steps = session.steps;
     request.drives = drives_of(session.config, session.store_folders, machine.folder_bytes_per_s);
