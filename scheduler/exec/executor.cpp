@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <exception>
 
 #include "core/assert.hpp"
 #include "scheduler/exec/executor_impl.hpp"
@@ -81,7 +82,11 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   HEADRACE_ASSIGN(device_, tiers::make_cpu_device(runtime_, device_options));
   tiers::ThreadQueueOptions host_options;
   host_options.cores = &cores_;
-  host_queue_ = std::make_unique<tiers::ThreadQueue>(runtime_, "host", host_options);
+  try {
+    host_queue_ = std::make_unique<tiers::ThreadQueue>(runtime_, "host", host_options);
+  } catch (const std::exception& exception) {  // no thread, no memory
+    return operating_error("host queue: cannot start its thread").with_why(exception.what());
+  }
   if (plan_.lanes > 0) {
     HEADRACE_ASSERT(store_ != nullptr, "a plan that streams tiles needs a store");
     // Tiles pass through the arenas only.
