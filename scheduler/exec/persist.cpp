@@ -161,16 +161,19 @@ Result<std::uint64_t> ExecutorImpl::write_memory_tiles(std::int64_t write_step) 
     const int number = static_cast<int>(u);
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
       const int tile = static_cast<int>(t);
-      // Frozen tiles never change: once is enough.
-      const bool stored =
-          unit.tiles[t].frozen &&
-          store_->step_of(key_of(number, tile, tiers::nvme::ExtentKind::kParam)) >= 0;
+      // What the store has of this very update is not written again (skipped steps, two commits in
+      // a row): a tile of which one extent lives on NVMe would then have its two extents in
+      // different slots. Frozen tiles never change: once is enough.
+      const std::int64_t stored_step =
+          store_->step_of(key_of(number, tile, tiers::nvme::ExtentKind::kParam));
+      const bool stored = unit.tiles[t].frozen ? stored_step >= 0 : stored_step == write_step;
       if (unit.master >= 0 && !stored) {
         bounce.resize(elements_of(unit.tiles[t]));
         HEADRACE_TRY(fetch_param(number, tile, bounce));
         HEADRACE_TRY(write(number, tile, tiers::nvme::ExtentKind::kParam));
       }
-      if (unit.state >= 0 && !unit.tiles[t].frozen) {
+      if (unit.state >= 0 && !unit.tiles[t].frozen &&
+          store_->step_of(key_of(number, tile, tiers::nvme::ExtentKind::kState)) != write_step) {
         bounce.resize(2 * elements_of(unit.tiles[t]));
         HEADRACE_TRY(fetch_state(number, tile, bounce));
         HEADRACE_TRY(write(number, tile, tiers::nvme::ExtentKind::kState));

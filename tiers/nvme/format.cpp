@@ -54,40 +54,65 @@ Error made_by_newer(const std::string& name, const std::string& why) {
       .with_hint("use the headrace that made it, or a later one");
 }
 
-// What is wrong with the fields that later code computes with; empty if nothing.
-std::string superblock_problem(const Superblock& block) {
-  const bool creating = (block.flags & kFlagCreating) != 0;
+bool bad_region(const Region& region, std::uint64_t bytes_max, std::uint64_t limit) {
+  return region.offset % kPageBytes != 0 || region.bytes > bytes_max ||
+         !within(region.offset, region.bytes, limit);
+}
+
+// What is wrong with the fields that say how many there are of everything.
+std::string shape_problem(const Superblock& block) {
   if (block.page_bytes != kPageBytes || block.sum_block_bytes != kSumBlockBytes) {
     return fmt::format(
         "pages of {} bytes and sub-blocks of {}", block.page_bytes, block.sum_block_bytes);
   }
-  if (block.slots != 1 || block.folder_count != 1 || block.folder_index != 0) {
-    return fmt::format(
-        "{} slots in folder {} of {}", block.slots, block.folder_index, block.folder_count);
+  const bool first_version = block.format_version == 1;
+  if (block.slots == 0 || block.slots > (first_version ? 1 : kSlotsMax)) {
+    return fmt::format("{} slots", block.slots);
   }
-  if (creating) {
-    return {};
+  if (block.folder_count == 0 || block.folder_count > (first_version ? 1 : kFoldersMax) ||
+      block.folder_index >= block.folder_count) {
+    return fmt::format("folder {} of {}", block.folder_index, block.folder_count);
+  }
+  return {};
+}
+
+// The slots of version 1: one, as far as the file goes.
+std::uint64_t slot_bytes_of(const Superblock& block) {
+  return block.format_version == 1 ? block.file_bytes - block.extents_offset : block.slot_bytes;
+}
+
+// What is wrong with the fields that later code computes with; empty if nothing.
+std::string superblock_problem(const Superblock& block) {
+  if (std::string problem = shape_problem(block); !problem.empty()) {
+    return problem;
+  }
+  if ((block.flags & kFlagCreating) != 0) {
+    return bad_region(block.run_dir, kRunDirBytesMax, kFileBytesMax) ? "a run folder out of place"
+                                                                     : "";
   }
   const std::uint64_t file_bytes = block.file_bytes;
   if (file_bytes > kFileBytesMax || file_bytes % kPageBytes != 0) {
     return fmt::format("a file of {} bytes", file_bytes);
   }
-  const auto bad_region = [&](const Region& region, std::uint64_t bytes_max) {
-    return region.offset % kPageBytes != 0 || region.bytes > bytes_max ||
-           !within(region.offset, region.bytes, block.extents_offset);
-  };
   if (block.extents_offset > file_bytes || block.extents_offset % kPageBytes != 0) {
     return fmt::format("extents at {} in {} bytes", block.extents_offset, file_bytes);
   }
-  if (block.tile_count > block.extents_offset / sizeof(TileEntry) ||
+  const std::uint64_t slot_bytes = slot_bytes_of(block);
+  if (slot_bytes % kPageBytes != 0 || slot_bytes > kFileBytesMax ||
+      !within(block.extents_offset, block.slots * slot_bytes, file_bytes)) {
+    return fmt::format("slots of {} bytes in {} bytes", slot_bytes, file_bytes);
+  }
+  const std::uint64_t limit = block.extents_offset;
+  if (block.tile_count > limit / sizeof(TileEntry) ||
       block.tile_table.bytes != block.tile_count * sizeof(TileEntry) ||
-      bad_region(block.tile_table, block.extents_offset) ||
-      bad_region(block.tensor_table, kTensorTableBytesMax) ||
-      bad_region(block.run_dir, kRunDirBytesMax)) {
+      bad_region(block.tile_table, limit, limit) ||
+      bad_region(block.tensor_table, kTensorTableBytesMax, limit) ||
+      bad_region(block.run_dir, kRunDirBytesMax, limit) ||
+      bad_region(block.folder_paths, kFolderPathsBytesMax, limit)) {
     return "a table lies outside of its place";
   }
   for (const std::uint64_t offset : block.map_extent_offsets) {
-    if (offset % kPageBytes != 0 || !within(offset, block.map_extent_bytes, block.extents_offset)) {
+    if (offset % kPageBytes != 0 || !within(offset, block.map_extent_bytes, limit)) {
       return "a map extent lies outside of its place";
     }
   }
@@ -192,7 +217,7 @@ void encode_superblock(const Superblock& superblock, std::span<std::byte> page) 
 
 Result<Superblock> parse_superblock(std::span<const std::byte> page, const std::string& name) {
   HEADRACE_ASSERT(page.size() == kPageBytes, "a superblock is one page");
-  const auto block = load<Superblock>(page);
+  auto block = load<Superblock>(page);
   if (block.magic != kSuperblockMagic) {
     return usage_error(fmt::format("nvme tier: '{}' is not a headrace store", name))
         .with_why("it does not begin as one");
@@ -210,6 +235,10 @@ Result<Superblock> parse_superblock(std::span<const std::byte> page, const std::
   if (unknown != 0) {
     return made_by_newer(
         name, fmt::format("it uses features that this headrace does not know ({:#x})", unknown));
+  }
+  if (block.format_version == 1) {  // there these bytes are reserved
+    block.slot_bytes = 0;
+    block.folder_paths = {};
   }
   if (std::string problem = superblock_problem(block);
       block.format_version == 0 || !problem.empty()) {
@@ -307,19 +336,20 @@ std::uint64_t map_bytes(std::uint64_t tile_count, std::uint64_t run_state_bytes)
   return sizeof(MapHeader) + tile_count * sizeof(MapEntry) + run_state_bytes;
 }
 
-std::vector<std::byte> encode_map(const StoreId& id, const Map& map) {
-  std::vector<std::byte> bytes(map_bytes(map.entries.size(), map.run_state.size()));
+void encode_map(const Superblock& superblock, const Map& map, std::span<std::byte> bytes) {
+  HEADRACE_ASSERT(bytes.size() == map_bytes(map.entries.size(), map.run_state.size()),
+                  "the commit record has its length");
   MapHeader header{};
   header.magic = kMapMagic;
-  header.format_version = kVersion;
+  header.format_version = superblock.format_version;
   header.header_bytes = sizeof(MapHeader);
-  header.store_id = id;
+  header.store_id = superblock.store_id;
   header.generation = map.generation;
   header.step = map.step;
   header.update_count = map.update_count;
   header.tile_count = map.entries.size();
   header.run_state_bytes = map.run_state.size();
-  store(std::span(bytes), 0, header);
+  store(bytes, 0, header);
   const std::size_t entries_bytes = map.entries.size() * sizeof(MapEntry);
   if (entries_bytes > 0) {
     std::memcpy(bytes.data() + sizeof(MapHeader), map.entries.data(), entries_bytes);
@@ -329,13 +359,13 @@ std::vector<std::byte> encode_map(const StoreId& id, const Map& map) {
                 map.run_state.data(),
                 map.run_state.size());
   }
-  return bytes;
 }
 
 Result<Map> parse_map(const Superblock& superblock,
                       std::span<const std::byte> bytes,
                       const std::string& name) {
-  if (bytes.size() < sizeof(MapHeader) || hash_bytes(bytes) != superblock.map.xxh3) {
+  if (bytes.size() < sizeof(MapHeader) || bytes.size() != superblock.map.bytes ||
+      hash_bytes(bytes) != superblock.map.xxh3) {
     return damaged(name,
                    fmt::format("the checksum of the commit record at offset {} is wrong",
                                superblock.map.offset));
@@ -361,9 +391,8 @@ Result<Map> parse_map(const Superblock& superblock,
   }
   const std::span<const std::byte> run_state = bytes.subspan(sizeof(MapHeader) + entries_bytes);
   map.run_state.assign(reinterpret_cast<const char*>(run_state.data()), run_state.size());
-  if (std::any_of(map.entries.begin(), map.entries.end(), [](const MapEntry& entry) {
-        return entry.slot != 0;
-      })) {
+  const auto no_slot = [&](const MapEntry& entry) { return entry.slot >= superblock.slots; };
+  if (std::any_of(map.entries.begin(), map.entries.end(), no_slot)) {
     return damaged(name, "the commit record names a slot that the store does not have");
   }
   return map;
@@ -387,7 +416,8 @@ Result<std::vector<TileEntry>> parse_tile_table(const Superblock& superblock,
   if (!tiles.empty()) {
     std::memcpy(tiles.data(), bytes.data(), bytes.size());
   }
-  std::uint64_t end = superblock.extents_offset;
+  const std::uint64_t limit = superblock.extents_offset + slot_bytes_of(superblock);
+  std::vector<std::uint64_t> ends(superblock.folder_count, superblock.extents_offset);
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     const TileEntry& tile = tiles[i];
     const bool in_order =
@@ -395,30 +425,107 @@ Result<std::vector<TileEntry>> parse_tile_table(const Superblock& superblock,
     const bool sized = tile.param_bytes > 0 && tile.param_bytes <= kPayloadBytesMax &&
                        tile.state_bytes <= kPayloadBytesMax && tile.param_bytes % kPageBytes == 0 &&
                        tile.state_bytes % kPageBytes == 0;
-    if (!in_order || !sized || tile.folder_index != 0 || tile.offset < end ||
+    const bool stored = tile.folder_index < superblock.folder_count;
+    // What another folder's file has is for that folder's superblock to say.
+    const std::uint64_t end_max =
+        tile.folder_index == superblock.folder_index ? limit : kFileBytesMax;
+    if (!in_order || !sized || !stored || tile.offset < ends[tile.folder_index] ||
         tile.offset % kPageBytes != 0 ||
-        !within(tile.offset, tile_bytes(tile), superblock.file_bytes)) {
+        !within(tile.offset, tile_bytes(tile.param_bytes, tile.state_bytes), end_max)) {
       return damaged(name, fmt::format("entry {} of its tile table makes no sense", i));
     }
-    end = tile.offset + tile_bytes(tile);
+    ends[tile.folder_index] = tile.offset + tile_bytes(tile.param_bytes, tile.state_bytes);
   }
   return tiles;
 }
 
-std::uint64_t tile_bytes(const TileEntry& tile) {
-  const std::uint64_t state =
-      tile.state_bytes == 0 ? 0 : header_bytes(tile.state_bytes) + tile.state_bytes;
-  return header_bytes(tile.param_bytes) + tile.param_bytes + state;
+std::string join_paths(std::span<const std::string> paths) {
+  std::string text;
+  for (const std::string& path : paths) {
+    text += path + "\n";
+  }
+  return text;
 }
 
-Result<Layout> make_layout(const StoreContents& contents) {
-  const auto refuse = [](std::string why) {
-    return usage_error("nvme tier: cannot make a store").with_why(std::move(why));
-  };
+std::vector<std::string> split_paths(std::string_view text) {
+  std::vector<std::string> paths;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    paths.emplace_back(text.substr(0, end));
+    text.remove_prefix(std::min(end + 1, text.size()));
+  }
+  return paths;
+}
+
+std::uint64_t tile_bytes(std::uint64_t param_bytes, std::uint64_t state_bytes) {
+  const std::uint64_t state = state_bytes == 0 ? 0 : header_bytes(state_bytes) + state_bytes;
+  return header_bytes(param_bytes) + param_bytes + state;
+}
+
+std::vector<std::uint64_t> stored_bytes(std::span<const TileBytes> tiles, std::uint32_t slots) {
+  std::vector<std::uint64_t> bytes;
+  bytes.reserve(tiles.size());
+  for (const TileBytes& tile : tiles) {
+    bytes.push_back(slots * tile_bytes(tile.param_bytes, tile.state_bytes));
+  }
+  return bytes;
+}
+
+namespace {
+
+// Everything before the extents: the same in every folder.
+Layout metadata_layout(const StoreContents& contents, std::uint64_t folder_paths_bytes) {
+  Layout layout;
+  const std::uint64_t tile_count = contents.tiles.size();
+  layout.map_extent_bytes = round_up(map_bytes(tile_count, kRunStateBytesMax), kRegionAlignBytes);
+  layout.tile_table_offset = kMapOffset + 2 * layout.map_extent_bytes;
+  layout.tensor_table_offset =
+      round_up(layout.tile_table_offset + tile_count * sizeof(TileEntry), kPageBytes);
+  layout.run_dir_offset =
+      round_up(layout.tensor_table_offset + contents.tensor_table.size(), kPageBytes);
+  layout.folder_paths_offset =
+      round_up(layout.run_dir_offset + contents.run_dir.size(), kPageBytes);
+  layout.extents_offset =
+      round_up(layout.folder_paths_offset + folder_paths_bytes, kRegionAlignBytes);
+  return layout;
+}
+
+Error cannot_make(std::string why) {
+  return usage_error("nvme tier: cannot make a store").with_why(std::move(why));
+}
+
+Status check_tile(const TileBytes& tile, const TileBytes* previous) {
+  if (previous != nullptr &&
+      std::pair(previous->unit, previous->tile) >= std::pair(tile.unit, tile.tile)) {
+    return cannot_make(fmt::format("tile {} of unit {} is out of order", tile.tile, tile.unit));
+  }
+  if (tile.param_bytes == 0 || tile.param_bytes % kPageBytes != 0 ||
+      tile.state_bytes % kPageBytes != 0 || tile.param_bytes > kPayloadBytesMax ||
+      tile.state_bytes > kPayloadBytesMax) {
+    return cannot_make(
+        fmt::format("tile {} of unit {} has {} bytes of parameters and {} of state: "
+                    "both must be multiples of {}, and at most {}",
+                    tile.tile,
+                    tile.unit,
+                    tile.param_bytes,
+                    tile.state_bytes,
+                    kPageBytes,
+                    kPayloadBytesMax));
+  }
+  return {};
+}
+
+}  // namespace
+
+std::uint64_t extents_offset(const StoreContents& contents, std::uint64_t folder_paths_bytes) {
+  return metadata_layout(contents, folder_paths_bytes).extents_offset;
+}
+
+Status check_contents(const StoreContents& contents) {
   if (contents.layout_tag.size() > kLayoutTagBytes ||
       contents.tensor_table.size() > kTensorTableBytesMax ||
       contents.run_dir.size() > kRunDirBytesMax) {
-    return refuse(
+    return cannot_make(
         fmt::format("its layout tag has {} bytes of {}, its tensor table {} of {}, the "
                     "run directory's name {} of {}",
                     contents.layout_tag.size(),
@@ -428,51 +535,48 @@ Result<Layout> make_layout(const StoreContents& contents) {
                     contents.run_dir.size(),
                     kRunDirBytesMax));
   }
-  Layout layout;
-  const std::uint64_t tile_count = contents.tiles.size();
-  layout.map_extent_bytes = round_up(map_bytes(tile_count, kRunStateBytesMax), kRegionAlignBytes);
-  layout.tile_table_offset = kMapOffset + 2 * layout.map_extent_bytes;
-  layout.tensor_table_offset =
-      round_up(layout.tile_table_offset + tile_count * sizeof(TileEntry), kPageBytes);
-  layout.run_dir_offset =
-      round_up(layout.tensor_table_offset + contents.tensor_table.size(), kPageBytes);
-  layout.extents_offset =
-      round_up(layout.run_dir_offset + contents.run_dir.size(), kRegionAlignBytes);
-  layout.tiles.reserve(tile_count);
-  std::uint64_t end = layout.extents_offset;
   const TileBytes* previous = nullptr;
   for (const TileBytes& tile : contents.tiles) {
-    if (previous != nullptr &&
-        std::pair(previous->unit, previous->tile) >= std::pair(tile.unit, tile.tile)) {
-      return refuse(fmt::format("tile {} of unit {} is out of order", tile.tile, tile.unit));
-    }
-    if (tile.param_bytes == 0 || tile.param_bytes % kPageBytes != 0 ||
-        tile.state_bytes % kPageBytes != 0 || tile.param_bytes > kPayloadBytesMax ||
-        tile.state_bytes > kPayloadBytesMax) {
-      return refuse(
-          fmt::format("tile {} of unit {} has {} bytes of parameters and {} of state: "
-                      "both must be multiples of {}, and at most {}",
-                      tile.tile,
-                      tile.unit,
-                      tile.param_bytes,
-                      tile.state_bytes,
-                      kPageBytes,
-                      kPayloadBytesMax));
-    }
-    layout.tiles.push_back(TileEntry{.unit = tile.unit,
-                                     .tile = tile.tile,
-                                     .folder_index = 0,
-                                     .reserved = 0,
-                                     .offset = end,
-                                     .param_bytes = tile.param_bytes,
-                                     .state_bytes = tile.state_bytes});
-    end += tile_bytes(layout.tiles.back());
-    if (end > kFileBytesMax) {
-      return refuse(fmt::format("it would have more than {} bytes", kFileBytesMax));
-    }
+    HEADRACE_TRY(check_tile(tile, previous));
     previous = &tile;
   }
-  layout.file_bytes = end;
+  return {};
+}
+
+Result<Layout> make_layout(const StoreContents& contents, const LayoutOptions& options) {
+  HEADRACE_TRY(check_contents(contents));
+  if (options.folder_count == 0 || options.folder_count > kFoldersMax ||
+      options.folder_paths.size() > kFolderPathsBytesMax) {
+    return cannot_make(fmt::format("it would have {} folders of at most {}, with {} bytes of names",
+                                   options.folder_count,
+                                   kFoldersMax,
+                                   options.folder_paths.size()));
+  }
+  HEADRACE_ASSERT(options.slots == 1 || options.slots == kSlotsMax, "a tile has one or two slots");
+  HEADRACE_ASSERT(options.folder_of.empty() || options.folder_of.size() == contents.tiles.size(),
+                  "every tile has a folder");
+  Layout layout = metadata_layout(contents, options.folder_paths.size());
+  layout.folders.resize(options.folder_count);
+  layout.tiles.reserve(contents.tiles.size());
+  for (std::size_t i = 0; i < contents.tiles.size(); ++i) {
+    const TileBytes& tile = contents.tiles[i];
+    const std::uint32_t folder = options.folder_of.empty() ? 0 : options.folder_of[i];
+    std::uint64_t& slot_bytes = layout.folders.at(folder).slot_bytes;
+    layout.tiles.push_back(TileEntry{.unit = tile.unit,
+                                     .tile = tile.tile,
+                                     .folder_index = folder,
+                                     .reserved = 0,
+                                     .offset = layout.extents_offset + slot_bytes,
+                                     .param_bytes = tile.param_bytes,
+                                     .state_bytes = tile.state_bytes});
+    slot_bytes += tile_bytes(tile.param_bytes, tile.state_bytes);
+    if (slot_bytes > kFileBytesMax / 4) {
+      return cannot_make(fmt::format("it would have more than {} bytes", kFileBytesMax / 4));
+    }
+  }
+  for (FolderLayout& folder : layout.folders) {
+    folder.file_bytes = layout.extents_offset + options.slots * folder.slot_bytes;
+  }
   return layout;
 }
 

@@ -25,16 +25,20 @@ namespace headrace::tiers::nvme::format {
 
 static_assert(std::endian::native == std::endian::little, "the format is little endian");
 
-inline constexpr std::uint32_t kVersion = 1;
+inline constexpr std::uint32_t kVersion = 2;        // what new stores have
+inline constexpr std::uint32_t kVersionOldest = 1;  // stores of it are read and written as they are
 inline constexpr std::uint64_t kIncompatibleFeaturesKnown = 0;
 inline constexpr std::uint64_t kSuperblockOffsets[2] = {0, std::uint64_t{64} * 1024};
 inline constexpr std::uint64_t kMapOffset = std::uint64_t{128} * 1024;  // of map extent 0
 inline constexpr std::uint64_t kRegionAlignBytes = std::uint64_t{64} * 1024;
 inline constexpr std::uint64_t kRunStateBytesMax = std::uint64_t{1} << 20U;
 inline constexpr std::uint64_t kRunDirBytesMax = std::uint64_t{64} * 1024;
+inline constexpr std::uint64_t kFolderPathsBytesMax = std::uint64_t{1} << 20U;
 inline constexpr std::uint64_t kTensorTableBytesMax = std::uint64_t{256} << 20U;
 inline constexpr std::uint64_t kPayloadBytesMax = std::uint64_t{1} << 40U;  // of one extent
 inline constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 60U;
+inline constexpr std::uint32_t kSlotsMax = 2;
+inline constexpr std::uint32_t kFoldersMax = 64;
 inline constexpr std::size_t kLayoutTagBytes = 32;
 inline constexpr std::size_t kSumBytes = sizeof(std::uint64_t);
 
@@ -54,6 +58,7 @@ struct Region {
 
 inline constexpr std::uint32_t kFlagDirty = 1U << 0;     // written since the last commit
 inline constexpr std::uint32_t kFlagCreating = 1U << 1;  // create() has not finished
+inline constexpr std::uint32_t kFlagCopy = 1U << 2;      // made by a copy: never an orphan
 
 struct Superblock {
   Magic magic;
@@ -83,8 +88,10 @@ struct Superblock {
   Region run_dir;
   std::uint64_t created_unix_s;
   std::array<char, kLayoutTagBytes> layout_tag;
-  std::uint64_t slot_bytes;  // from a tile in slot 0 to the same in slot 1
-  std::array<std::uint8_t, 3800> reserved_1;
+  // From here on since version 2; zeros in version 1.
+  std::uint64_t slot_bytes;  // of all of this folder's tiles: from a tile in slot 0 to it in slot 1
+  Region folder_paths;
+  std::array<std::uint8_t, 3776> reserved_1;
   std::uint64_t xxh3;
 };
 
@@ -110,6 +117,7 @@ static_assert(offsetof(Superblock, run_dir) == 216);
 static_assert(offsetof(Superblock, created_unix_s) == 240);
 static_assert(offsetof(Superblock, layout_tag) == 248);
 static_assert(offsetof(Superblock, slot_bytes) == 280);
+static_assert(offsetof(Superblock, folder_paths) == 288);
 static_assert(offsetof(Superblock, xxh3) == 4088);
 
 struct TileEntry {
@@ -266,33 +274,59 @@ struct Map {
 };
 
 [[nodiscard]] std::uint64_t map_bytes(std::uint64_t tile_count, std::uint64_t run_state_bytes);
-[[nodiscard]] std::vector<std::byte> encode_map(const StoreId& id, const Map& map);
+// Fills `bytes`, which has map_bytes() of the map's entries and run state.
+void encode_map(const Superblock& superblock, const Map& map, std::span<std::byte> bytes);
+// `superblock` names the record: its place, length, hash and generation.
 [[nodiscard]] Result<Map> parse_map(const Superblock& superblock,
                                     std::span<const std::byte> bytes,
                                     const std::string& name);
 
 [[nodiscard]] std::vector<std::byte> encode_tile_table(std::span<const TileEntry> tiles);
-// Checks order, bounds and that no two extents overlap.
+// Checks order, that no two extents overlap, and the bounds of those in the superblock's folder.
 [[nodiscard]] Result<std::vector<TileEntry>> parse_tile_table(const Superblock& superblock,
                                                               std::span<const std::byte> bytes,
                                                               const std::string& name);
 
+// The paths of a store's folders, as they were when it was made: one a line.
+[[nodiscard]] std::string join_paths(std::span<const std::string> paths);
+[[nodiscard]] std::vector<std::string> split_paths(std::string_view text);
+
 // Where everything of a new store goes: a pure function of its contents.
+struct LayoutOptions {
+  std::uint32_t slots = kSlotsMax;
+  std::vector<std::uint32_t> folder_of{};  // of each tile; empty: all in folder 0
+  std::uint32_t folder_count = 1;
+  std::string folder_paths{};
+};
+
+struct FolderLayout {
+  std::uint64_t slot_bytes = 0;
+  std::uint64_t file_bytes = 0;
+};
+
 struct Layout {
   std::vector<TileEntry> tiles;
   std::uint64_t map_extent_bytes = 0;
   std::uint64_t tile_table_offset = 0;
   std::uint64_t tensor_table_offset = 0;
   std::uint64_t run_dir_offset = 0;
+  std::uint64_t folder_paths_offset = 0;
   std::uint64_t extents_offset = 0;
-  std::uint64_t file_bytes = 0;
+  std::vector<FolderLayout> folders;
 };
 
 // Errors (usage): sizes that are no page multiples, tiles out of order, limits exceeded.
-[[nodiscard]] Result<Layout> make_layout(const StoreContents& contents);
+[[nodiscard]] Status check_contents(const StoreContents& contents);
+[[nodiscard]] Result<Layout> make_layout(const StoreContents& contents,
+                                         const LayoutOptions& options);
 
-// Header and payload of a tile's extents together.
-[[nodiscard]] std::uint64_t tile_bytes(const TileEntry& tile);
+// Header and payload of a tile's extents together, in one slot.
+[[nodiscard]] std::uint64_t tile_bytes(std::uint64_t param_bytes, std::uint64_t state_bytes);
+// What each tile takes of a disk, and what a folder's file has before its first tile.
+[[nodiscard]] std::vector<std::uint64_t> stored_bytes(std::span<const TileBytes> tiles,
+                                                      std::uint32_t slots);
+[[nodiscard]] std::uint64_t extents_offset(const StoreContents& contents,
+                                           std::uint64_t folder_paths_bytes);
 // Header and payload of an extent, the param's directly followed by the state's.
 [[nodiscard]] ExtentPlace extent_place(const TileEntry& tile,
                                        ExtentKind kind,

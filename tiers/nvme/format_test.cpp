@@ -18,8 +18,15 @@ using testing::small_contents;
 
 using Page = std::array<std::byte, kPageBytes>;
 
+// With one slot, in one folder.
+Result<format::Layout> layout_of(const StoreContents& contents) {
+  format::LayoutOptions options;
+  options.slots = 1;
+  return format::make_layout(contents, options);
+}
+
 format::Superblock valid_superblock() {
-  const format::Layout layout = format::make_layout(small_contents()).value();
+  const format::Layout layout = layout_of(small_contents()).value();
   format::Superblock block{};
   block.magic = format::kSuperblockMagic;
   block.format_version = format::kVersion;
@@ -31,7 +38,9 @@ format::Superblock valid_superblock() {
   block.world = 1;
   block.folder_count = 1;
   block.sum_block_bytes = kSumBlockBytes;
-  block.file_bytes = layout.file_bytes;
+  block.file_bytes = layout.folders[0].file_bytes;
+  block.slot_bytes = layout.folders[0].slot_bytes;
+  block.folder_paths = {layout.folder_paths_offset, 0, 0};
   block.extents_offset = layout.extents_offset;
   block.tile_count = layout.tiles.size();
   block.map_extent_bytes = layout.map_extent_bytes;
@@ -88,7 +97,7 @@ TEST(Format, NoFieldOfASuperblockLeadsOutOfTheFile) {
   for (int round = 0; round < 20'000; ++round) {
     format::Superblock block = valid_superblock();
     Page page = encoded(block);
-    const std::size_t field = 64 + random() % ((248 - 64) / 8) * 8;
+    const std::size_t field = 64 + random() % ((312 - 64) / 8) * 8;
     const std::array<std::uint64_t, 6> values = {
         0,
         ~std::uint64_t{0},
@@ -104,7 +113,9 @@ TEST(Format, NoFieldOfASuperblockLeadsOutOfTheFile) {
     }
     ++accepted;
     ASSERT_LE(read->extents_offset, read->file_bytes);
-    for (const format::Region& region : {read->tile_table, read->tensor_table, read->run_dir}) {
+    ASSERT_LE(read->slots * read->slot_bytes, read->file_bytes - read->extents_offset);
+    for (const format::Region& region :
+         {read->tile_table, read->tensor_table, read->run_dir, read->folder_paths}) {
       ASSERT_LE(region.offset, read->extents_offset);
       ASSERT_LE(region.bytes, read->extents_offset - region.offset);
     }
@@ -176,19 +187,12 @@ TEST(Format, AHeaderGrowsByPagesWithItsSums) {
   EXPECT_EQ(format::header_bytes(479 * kSumBlockBytes), kPageBytes);
   EXPECT_EQ(format::header_bytes(479 * kSumBlockBytes + kPageBytes), 2 * kPageBytes);
   // On a state of tiles of 1 Mi elements the headers cost less than 1 %.
-  const format::TileEntry tile{.unit = 0,
-                               .tile = 0,
-                               .folder_index = 0,
-                               .reserved = 0,
-                               .offset = 0,
-                               .param_bytes = 4U << 20U,
-                               .state_bytes = 8U << 20U};
-  EXPECT_LT(static_cast<double>(format::tile_bytes(tile)), 1.01 * (12U << 20U));
+  EXPECT_LT(static_cast<double>(format::tile_bytes(4U << 20U, 8U << 20U)), 1.01 * (12U << 20U));
 }
 
 TEST(Format, ALayoutPutsTheExtentsOfATileSideBySide) {
   const StoreContents contents = small_contents();
-  const format::Layout layout = format::make_layout(contents).value();
+  const format::Layout layout = layout_of(contents).value();
   std::uint64_t end = layout.extents_offset;
   for (const format::TileEntry& tile : layout.tiles) {
     for (const ExtentKind kind : {ExtentKind::kParam, ExtentKind::kState}) {
@@ -201,20 +205,22 @@ TEST(Format, ALayoutPutsTheExtentsOfATileSideBySide) {
       end = place.offset + place.header_bytes + place.payload_bytes;
     }
   }
-  EXPECT_EQ(layout.file_bytes, end);
+  EXPECT_EQ(layout.folders[0].file_bytes, end);
 }
 
 TEST(Format, ALayoutRefusesSizesThatAreNoWholePages) {
   for (std::uint64_t bytes = 0; bytes <= 3 * kPageBytes + 1; ++bytes) {
     StoreContents contents;
     contents.tiles = {{.unit = 0, .tile = 0, .param_bytes = bytes, .state_bytes = 0}};
-    EXPECT_EQ(format::make_layout(contents).has_value(), bytes > 0 && bytes % kPageBytes == 0);
+    EXPECT_EQ(layout_of(contents).has_value(), bytes > 0 && bytes % kPageBytes == 0);
     contents.tiles = {{.unit = 0, .tile = 0, .param_bytes = kPageBytes, .state_bytes = bytes}};
-    EXPECT_EQ(format::make_layout(contents).has_value(), bytes % kPageBytes == 0);
+    EXPECT_EQ(layout_of(contents).has_value(), bytes % kPageBytes == 0);
   }
   StoreContents contents;
   contents.tiles = {{.unit = 0, .tile = 7, .param_bytes = kPageBytes + 1, .state_bytes = 0}};
-  const Error error = format::make_layout(contents).error();
+  const Result<format::Layout> refused = layout_of(contents);
+  ASSERT_FALSE(refused.has_value());
+  const Error& error = refused.error();
   EXPECT_EQ(error.code, ExitCode::kUsage);
   expect_contains(error.why, "tile 7 of unit 0 has 4097 bytes");
 }
@@ -222,23 +228,70 @@ TEST(Format, ALayoutRefusesSizesThatAreNoWholePages) {
 TEST(Format, ALayoutRefusesDisorderAndWhatNoFileHolds) {
   StoreContents contents = small_contents();
   std::swap(contents.tiles[0], contents.tiles[1]);
-  EXPECT_FALSE(format::make_layout(contents).has_value());
+  EXPECT_FALSE(layout_of(contents).has_value());
   contents = small_contents();
   contents.tiles[1] = contents.tiles[0];
-  EXPECT_FALSE(format::make_layout(contents).has_value());
+  EXPECT_FALSE(layout_of(contents).has_value());
   contents = small_contents();
   contents.tiles[0].state_bytes = std::uint64_t{1} << 63U;
-  EXPECT_FALSE(format::make_layout(contents).has_value());
+  EXPECT_FALSE(layout_of(contents).has_value());
   contents = small_contents();
   contents.layout_tag = std::string(format::kLayoutTagBytes + 1, 'x');
-  EXPECT_FALSE(format::make_layout(contents).has_value());
+  EXPECT_FALSE(layout_of(contents).has_value());
   contents = small_contents();
   contents.run_dir = std::string(format::kRunDirBytesMax + 1, 'x');
-  EXPECT_FALSE(format::make_layout(contents).has_value());
+  EXPECT_FALSE(layout_of(contents).has_value());
+}
+
+// The promise of the store: at most 1 % beyond the slots' payloads, for tiles as a plan cuts them.
+TEST(Format, ATwoSlotLayoutCostsLessThanOnePercentBeyondTheState) {
+  const auto overhead = [](std::uint64_t elements, std::uint32_t tiles, std::uint32_t slots) {
+    StoreContents contents;
+    for (std::uint32_t tile = 0; tile < tiles; ++tile) {
+      contents.tiles.push_back(
+          {.unit = 0, .tile = tile, .param_bytes = 4 * elements, .state_bytes = 8 * elements});
+    }
+    const auto state = static_cast<double>(12 * elements * tiles * slots);
+    const format::Layout layout =
+        format::make_layout(contents, {.slots = slots, .folder_of = {}, .folder_paths = "/a\n"})
+            .value();
+    return static_cast<double>(layout.folders[0].file_bytes) / state - 1.0;
+  };
+  constexpr std::uint64_t kMebi = std::uint64_t{1} << 20U;
+  EXPECT_LT(overhead(kMebi, 120, 2), 0.002);         // 124 M parameters
+  EXPECT_LT(overhead(kMebi, 10'000, 2), 0.001);      // 10 G parameters
+  EXPECT_LT(overhead(kMebi / 4, 40'000, 1), 0.004);  // tiles of 256 Ki elements, one slot
+  EXPECT_LT(overhead(kMebi / 8, 80'000, 2), 0.006);
+  EXPECT_LT(overhead(kMebi / 16, 160'000, 2), 0.011);  // the smallest tile: 1.05 %, as documented
+}
+
+TEST(Format, FoldersHaveTheirOwnOffsetsAndSlots) {
+  const StoreContents contents = small_contents();
+  format::LayoutOptions options{.slots = 2, .folder_of = {1, 0, 1, 0}, .folder_count = 2};
+  options.folder_paths = format::join_paths(std::vector<std::string>{"/a", "/b"});
+  const format::Layout layout = format::make_layout(contents, options).value();
+  for (std::uint32_t folder = 0; folder < 2; ++folder) {
+    std::uint64_t end = layout.extents_offset;
+    for (const format::TileEntry& tile : layout.tiles) {
+      if (tile.folder_index == folder) {
+        EXPECT_EQ(tile.offset, end);
+        end += format::tile_bytes(tile.param_bytes, tile.state_bytes);
+      }
+    }
+    EXPECT_EQ(layout.folders[folder].slot_bytes, end - layout.extents_offset);
+    EXPECT_EQ(layout.folders[folder].file_bytes,
+              layout.extents_offset + 2 * layout.folders[folder].slot_bytes);
+    const auto place =
+        format::extent_place(layout.tiles[0], ExtentKind::kParam, 1, layout.folders[1].slot_bytes);
+    EXPECT_EQ(place.folder, 1U);
+    EXPECT_EQ(place.slot, 1U);
+    EXPECT_EQ(place.offset, layout.tiles[0].offset + layout.folders[1].slot_bytes);
+  }
+  EXPECT_EQ(format::split_paths("/a\n/b\n"), (std::vector<std::string>{"/a", "/b"}));
 }
 
 TEST(Format, ATileTableThatOverlapsOrLeavesTheFileIsRefused) {
-  const format::Layout layout = format::make_layout(small_contents()).value();
+  const format::Layout layout = layout_of(small_contents()).value();
   const auto parse = [](std::vector<format::TileEntry> tiles) {
     const std::vector<std::byte> bytes = format::encode_tile_table(tiles);
     format::Superblock block = valid_superblock();
@@ -258,7 +311,7 @@ TEST(Format, ATileTableThatOverlapsOrLeavesTheFileIsRefused) {
   EXPECT_FALSE(with(1, [](Tile& tile) { tile.offset -= kPageBytes; }));
   EXPECT_FALSE(with(1, [](Tile& tile) { tile.offset += 1; }));
   EXPECT_FALSE(with(0, [](Tile& tile) { tile.offset = 0; }));
-  EXPECT_FALSE(with(3, [](Tile& tile) { tile.state_bytes += kPageBytes; }));
+  EXPECT_FALSE(with(3, [](Tile& tile) { tile.state_bytes += kPageBytes; })) << "beyond its slot";
   EXPECT_FALSE(with(3, [](Tile& tile) { tile.param_bytes = ~std::uint64_t{4095}; }));
   EXPECT_FALSE(with(3, [](Tile& tile) { tile.param_bytes = 0; }));
   EXPECT_FALSE(with(3, [](Tile& tile) { tile.folder_index = 1; }));
@@ -272,7 +325,8 @@ TEST(Format, ACommitRecordReadsBackAndNoFlippedBitPasses) {
                   .update_count = 11,
                   .entries = std::vector<format::MapEntry>(block.tile_count, {0, 0, 12, 12}),
                   .run_state = R"({"seed":1})"};
-  std::vector<std::byte> bytes = format::encode_map(block.store_id, map);
+  std::vector<std::byte> bytes(format::map_bytes(map.entries.size(), map.run_state.size()));
+  format::encode_map(block, map, bytes);
   block.map = {format::kMapOffset, bytes.size(), hash_bytes(bytes)};
   const Result<format::Map> read = format::parse_map(block, bytes, "data");
   ASSERT_TRUE(read.has_value());
@@ -290,9 +344,11 @@ TEST(Format, ACommitRecordReadsBackAndNoFlippedBitPasses) {
   for (std::size_t length = 0; length < bytes.size(); ++length) {
     const std::span<const std::byte> part = std::span(bytes).first(length);
     block.map.xxh3 = hash_bytes(part);
+    block.map.bytes = length;
     ASSERT_FALSE(format::parse_map(block, part, "data").has_value()) << "length " << length;
   }
   block.map.xxh3 = hash_bytes(bytes);
+  block.map.bytes = bytes.size();
   block.generation += 1;
   EXPECT_FALSE(format::parse_map(block, bytes, "data").has_value());
 }

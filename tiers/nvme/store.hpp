@@ -76,8 +76,9 @@ struct StoreFolder {
   double weight = 1.0;  // measured bandwidth, or a share of it: only ratios count
 };
 
-// Called now and then while a file is written for the first time; bytes of all folders.
-using StoreProgress = std::function<void(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
+// Called now and then while files are written for the first time, from any thread but one at a
+// time; bytes of all folders. An Error ends the creation: what was made is removed.
+using StoreProgress = std::function<Status(std::uint64_t done_bytes, std::uint64_t total_bytes)>;
 
 struct StoreOptions {
   std::vector<StoreFolder> folders;
@@ -87,6 +88,7 @@ struct StoreOptions {
   // Writes every byte once when the store is made: the first write to blocks that a filesystem has
   // only reserved costs more than later ones, which would make the first steps' timings untrue.
   bool prewrite = true;
+  bool copy = false;  // of another store: reclaim_orphans never removes it
   StoreProgress progress{};
 };
 
@@ -94,6 +96,7 @@ struct StoreOptions {
 struct StoreLayoutOptions {
   std::uint32_t slots = 2;
   bool prewrite = false;
+  bool copy = false;
   StoreProgress progress{};
   // One for each file, or none: equal weights, no limits, paths of the files.
   std::vector<StoreFolder> folders{};
@@ -233,17 +236,55 @@ class Store {
 
 // What `headrace store list`, `inspect` and `store remove` need: never follows a symlink out of the
 // folder, never touches what is not a store.
-struct StoreListing {
-  std::string id, path, run_dir;  // run_dir: as recorded at create, may be empty
+struct StorePart {
+  std::string path;  // <folder>/<id>
+  std::uint32_t folder_index = 0;
   std::uint64_t bytes = 0;
-  std::int64_t step = -1;  // of the last commit; -1: none
-  bool dirty = false;
-  bool locked = false;
-  std::string problem;  // why it cannot be used; empty: nothing found (extents are not read)
+  std::string problem;
 };
 
+struct StoreListing {
+  std::string id, path, run_dir;  // run_dir: as recorded at create, may be empty
+  std::uint64_t bytes = 0;        // of all parts
+  std::int64_t step = -1;         // of the last commit; -1: none
+  std::uint32_t slots = 0;        // a tile; 0: not known
+  std::uint32_t folder_count = 1;
+  bool dirty = false;
+  bool locked = false;
+  bool copy = false;    // made by copy_store
+  std::string problem;  // why it cannot be used; empty: nothing found (extents are not read)
+  std::vector<StorePart> parts;  // that were found, by folder index
+};
+
+// Stores that have a part in one of the folders; their other parts are looked for where they were
+// made.
 [[nodiscard]] Result<std::vector<StoreListing>> list_stores(
     const std::vector<std::string>& folders);
+// Removes all parts of a store that are in these folders or where they were made; nothing, if one
+// is in use.
 [[nodiscard]] Status remove_store(const std::vector<std::string>& folders, const std::string& id);
+
+// Removes what earlier starts of a run have left in the folders: stores (and the rests of creations
+// that were interrupted) that name this run's directory, are not locked, no copies, and not
+// `keep_id`. Never another run's. Returns the paths that were removed.
+[[nodiscard]] Result<std::vector<std::string>> reclaim_orphans(
+    const std::vector<std::string>& folders,
+    const std::string& run_dir,
+    const std::string& keep_id);
+
+// Where a store lies: all its folders, in order.
+struct StoreLocation {
+  std::vector<std::string> folders;
+  std::string id;
+};
+
+// From the path `<folder>/<id>` of any part: the others are where they were when it was made.
+[[nodiscard]] Result<StoreLocation> locate_store(const std::string& path);
+
+// Copies the last commit into a new store in the target folders, verifying every extent, and
+// returns its id. Errors: no commit, a damaged extent, no space; nothing is left behind then.
+[[nodiscard]] Result<std::string> copy_store(const StoreLocation& source,
+                                             const std::vector<StoreFolder>& targets,
+                                             const StoreProgress& progress = {});
 
 }  // namespace headrace::tiers::nvme

@@ -5,8 +5,8 @@
 #include <sys/stat.h>
 
 #include <algorithm>
-#include <array>
 #include <cerrno>
+#include <utility>
 
 #include "core/files.hpp"
 #include "core/log.hpp"
@@ -28,11 +28,6 @@ Status refuse_memory(const std::string& shown_path, const std::string& existing_
         shown_path));
   }
   return {};
-}
-
-bool all_zeros(std::span<const std::byte> bytes) {
-  return std::all_of(
-      bytes.begin(), bytes.end(), [](std::byte byte) { return byte == std::byte{0}; });
 }
 
 std::string without_trailing_slashes(std::string path) {
@@ -140,6 +135,32 @@ Status check_space(const std::string& folder,
   return {};
 }
 
+Status check_distinct(const std::vector<std::string>& folders) {
+  std::vector<std::pair<dev_t, ino_t>> seen;
+  for (const std::string& path : folders) {
+    struct stat info {};
+
+    if (::stat(path.c_str(), &info) != 0) {
+      continue;  // what is not there is found when it is opened
+    }
+    const std::pair node(info.st_dev, info.st_ino);
+    if (std::find(seen.begin(), seen.end(), node) != seen.end()) {
+      return usage_error(cannot_use(path)).with_why("the folder is named twice");
+    }
+    seen.push_back(node);
+  }
+  return {};
+}
+
+Result<std::uint64_t> device_of(const Folder& folder) {
+  struct stat info {};
+
+  if (::fstat(folder.fd.get(), &info) != 0) {
+    return errno_error(cannot_use(folder.path), errno);
+  }
+  return static_cast<std::uint64_t>(info.st_dev);
+}
+
 Result<Folder> enter_store(const Folder& folder, const std::string& id) {
   Folder store;
   store.path = folder.path + "/" + id;
@@ -166,85 +187,6 @@ Result<Folder> enter_store(const Folder& folder, const std::string& id) {
         .with_why("it is a symbolic link, and links are not followed out of the folder");
   }
   return writing_error(store.path, reason);
-}
-
-Result<FoundSuperblock> find_superblock(BlockFile& file) {
-  HEADRACE_ASSIGN(const std::uint64_t file_bytes, file.bytes());
-  std::optional<FoundSuperblock> found;
-  std::optional<Error> problem;
-  bool magic = false;
-  bool zeros = true;
-  for (int copy = 0; copy < 2; ++copy) {
-    const std::uint64_t offset = format::kSuperblockOffsets[copy];
-    if (offset + kPageBytes > file_bytes) {
-      zeros = zeros && offset >= file_bytes;
-      problem = truncated_error(file.path(), file_bytes);
-      continue;
-    }
-    std::array<std::byte, kPageBytes> page{};
-    HEADRACE_TRY(file.read(offset, page));
-    zeros = zeros && all_zeros(page);
-    Result<format::Superblock> block = format::parse_superblock(page, file.path());
-    if (block) {
-      magic = true;
-      if (!found || block->sequence > found->block.sequence) {
-        found = FoundSuperblock{.block = *block, .copy = copy, .damaged_copy = std::nullopt};
-      }
-      continue;
-    }
-    if (format::has_superblock_magic(page)) {
-      magic = true;
-      if (block.error().code ==
-          ExitCode::kUsage) {  // a newer version: the other copy is no way out
-        return std::move(block).error();
-      }
-    }
-    problem = std::move(block).error();
-    problem->why += fmt::format(" (superblock copy {}, at offset {})", copy, offset);
-  }
-  if (zeros || (found && (found->block.flags & format::kFlagCreating) != 0)) {
-    return usage_error(cannot_use(file.path()))
-        .with_why("the creation of this store was interrupted: it holds nothing")
-        .with_hint("remove it: headrace store remove");
-  }
-  if (!magic) {
-    return usage_error(fmt::format("nvme tier: '{}' is not a headrace store", file.path()))
-        .with_why("neither of its superblocks is there");
-  }
-  if (!found) {
-    return std::move(*problem);
-  }
-  if (file_bytes < found->block.file_bytes) {
-    return truncated_error(file.path(), file_bytes);
-  }
-  if (problem) {
-    problem->code = ExitCode::kCorrupt;
-    found->damaged_copy = std::move(problem);
-  }
-  return std::move(*found);
-}
-
-bool looks_like_store(BlockFile& file) {
-  const Result<std::uint64_t> bytes = file.bytes();
-  if (!bytes) {
-    return false;
-  }
-  bool zeros = true;
-  for (const std::uint64_t offset : format::kSuperblockOffsets) {
-    std::array<std::byte, kPageBytes> page{};
-    if (offset + kPageBytes > *bytes) {
-      zeros = zeros && offset >= *bytes;
-      continue;
-    }
-    if (!file.read(offset, page)) {
-      return false;
-    }
-    if (format::has_superblock_magic(page)) {
-      return true;
-    }
-    zeros = zeros && all_zeros(page);
-  }
-  return zeros;
 }
 
 }  // namespace headrace::tiers::nvme

@@ -9,13 +9,12 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/error.hpp"
 #include "core/hash.hpp"
 #include "core/unique.hpp"
 #include "tiers/nvme/data_file.hpp"
-#include "tiers/nvme/format.hpp"
-#include "tiers/nvme/store.hpp"
 
 namespace headrace::tiers::nvme {
 
@@ -44,20 +43,12 @@ struct Folder {
                                  std::uint64_t bytes,
                                  std::optional<std::uint64_t> space_bytes_max);
 
+// Refuses a folder that is named twice, by whatever path.
+[[nodiscard]] Status check_distinct(const std::vector<std::string>& folders);
+// The number of its filesystem's device.
+[[nodiscard]] Result<std::uint64_t> device_of(const Folder& folder);
+
 // The id's directory within the folder. Errors: not an id, missing, a link.
 [[nodiscard]] Result<Folder> enter_store(const Folder& folder, const std::string& id);
-
-// The newest valid superblock of a data file. Errors: not a store, its creation was interrupted,
-// truncated, damaged, newer. A damaged copy beside a valid one is told by `damaged_copy`.
-struct FoundSuperblock {
-  format::Superblock block{};
-  int copy = 0;
-  std::optional<Error> damaged_copy;
-};
-
-[[nodiscard]] Result<FoundSuperblock> find_superblock(BlockFile& file);
-// The data file begins as a store's does, in either copy, or has nothing there at all: what a crash
-// leaves of a creation that had just begun.
-[[nodiscard]] bool looks_like_store(BlockFile& file);
 
 }  // namespace headrace::tiers::nvme

@@ -1,13 +1,16 @@
-// `store list` and `store remove`: what lies in a folder, and the removal of exactly one store.
+// `store list`, `store remove`, orphans: what lies in folders, and the removal of exactly one
+// store.
 //
 // Invariant: only `<folder>/<32 hex digits>/data` is read, only a data file that begins as a
-// store's is removed, nothing is followed out of the folder. Thread: the caller's. Failure: a store
-// that cannot be read is listed with its problem; everything else is an Error.
+// store's is removed, nothing is followed out of the folder; a part in a folder that was not named
+// is touched only if its superblock has the store's id. Thread: the caller's. Failure: a store that
+// cannot be read is listed with its problem; everything else is an Error.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -15,9 +18,25 @@
 #include "core/log.hpp"
 #include "tiers/nvme/store_folder.hpp"
 #include "tiers/nvme/store_state.hpp"
+#include "tiers/nvme/store_superblocks.hpp"
 
 namespace headrace::tiers::nvme {
 namespace {
+
+// One folder's part of a store, as far as it could be read.
+struct Part {
+  StorePart shown;
+  std::string id;
+  std::string run_dir;
+  std::vector<std::string> folder_paths;
+  std::uint32_t folder_count = 1;
+  std::uint32_t slots = 0;
+  std::uint64_t generation = 0;
+  std::int64_t step = -1;
+  bool dirty = false;
+  bool locked = false;
+  bool copy = false;
+};
 
 // Held by a writer: a shared lock cannot be had. Given back at once.
 bool locked_by_writer(const DataFile& file) {
@@ -28,103 +47,285 @@ bool locked_by_writer(const DataFile& file) {
   return errno == EWOULDBLOCK;
 }
 
+// Empty where it cannot be read: only tells whose something is.
+std::string text_of(BlockFile& file, const format::Region& region) {
+  const Result<std::vector<std::byte>> bytes = read_region(file, region);
+  if (!bytes || hash_bytes(*bytes) != region.xxh3) {
+    return {};
+  }
+  return {reinterpret_cast<const char*>(bytes->data()), bytes->size()};
+}
+
 // Fills in what the superblock and the commit record say.
-Status describe_store(BlockFile& file, StoreListing& listing) {
-  HEADRACE_ASSIGN(const FoundSuperblock found, find_superblock(file));
-  listing.dirty = (found.block.flags & format::kFlagDirty) != 0;
-  HEADRACE_ASSIGN(const std::vector<std::byte> run_dir, read_region(file, found.block.run_dir));
-  if (hash_bytes(run_dir) == found.block.run_dir.xxh3) {
-    listing.run_dir.assign(reinterpret_cast<const char*>(run_dir.data()), run_dir.size());
+Status describe(BlockFile& file, Part& part) {
+  if (const auto creating = read_creating_superblock(file)) {
+    part.run_dir = text_of(file, creating->run_dir);
   }
-  if (found.block.generation > 0) {
-    HEADRACE_ASSIGN(const std::vector<std::byte> bytes, read_region(file, found.block.map));
-    HEADRACE_ASSIGN(const format::Map map, format::parse_map(found.block, bytes, file.path()));
-    listing.step = map.step;
-  }
-  if (const std::string own = format::store_id_text(found.block.store_id); own != listing.id) {
-    return usage_error(cannot_use(listing.path))
+  HEADRACE_ASSIGN(const SuperblockCopies copies, read_superblocks(file));
+  const format::Superblock& block = copies.newest_block();
+  part.dirty = (block.flags & format::kFlagDirty) != 0;
+  part.copy = (block.flags & format::kFlagCopy) != 0;
+  part.slots = block.slots;
+  part.generation = block.generation;
+  part.folder_count = block.folder_count;
+  part.shown.folder_index = block.folder_index;
+  part.run_dir = text_of(file, block.run_dir);
+  part.folder_paths = format::split_paths(text_of(file, block.folder_paths));
+  if (const std::string own = format::store_id_text(block.store_id); own != part.id) {
+    return usage_error(cannot_use(part.shown.path))
         .with_why(fmt::format("its data file belongs to the store {}", own));
+  }
+  if (block.generation > 0) {
+    HEADRACE_ASSIGN(const std::vector<std::byte> bytes, read_region(file, block.map));
+    HEADRACE_ASSIGN(const format::Map map, format::parse_map(block, bytes, file.path()));
+    part.step = map.step;
   }
   return {};
 }
 
-}  // namespace
+Result<std::unique_ptr<DataFile>> open_data(const Folder& directory) {
+  return DataFile::open_at(
+      directory.fd.get(), kDataName, directory.path + "/" + kDataName, DataFile::Mode::kRead);
+}
 
-namespace {
+// Nothing: there is no directory of that name.
+std::optional<Part> look_at(const Folder& folder, const std::string& id) {
+  const Result<Folder> directory = enter_store(folder, id);
+  if (!directory) {
+    return std::nullopt;  // a file or a link of that name is not a store
+  }
+  Part part;
+  part.id = id;
+  part.shown.path = directory->path;
+  const Result<std::unique_ptr<DataFile>> file = open_data(*directory);
+  if (!file) {
+    part.shown.problem = file.error().why;
+    return part;
+  }
+  part.shown.bytes = (*file)->bytes().value_or(0);
+  part.locked = locked_by_writer(**file);
+  if (const Status status = describe(**file, part); !status) {
+    part.shown.problem = status.error().why;
+  }
+  return part;
+}
 
-Status list_folder(const std::string& folder, std::vector<StoreListing>& listings) {
+Result<std::vector<Part>> parts_in(const std::string& folder) {
   HEADRACE_ASSIGN(const Folder parent, open_folder(folder));
   HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(parent.path));
+  std::vector<Part> parts;
   for (const std::string& name : names) {
     if (!Id128::from_hex(name)) {
       continue;
     }
-    Result<Folder> directory = enter_store(parent, name);
-    if (!directory) {
-      continue;  // a file or a link of that name is not a store
+    if (std::optional<Part> part = look_at(parent, name)) {
+      parts.push_back(*std::move(part));
     }
-    StoreListing listing;
-    listing.id = name;
-    listing.path = directory->path;
-    Result<std::unique_ptr<DataFile>> file = DataFile::open_at(
-        directory->fd.get(), kDataName, directory->path + "/" + kDataName, DataFile::Mode::kRead);
-    if (!file) {
-      listing.problem = file.error().why;
-    } else {
-      listing.bytes = (*file)->bytes().value_or(0);
-      listing.locked = locked_by_writer(**file);
-      if (const Status status = describe_store(**file, listing); !status) {
-        listing.problem = status.error().why;
-      }
-    }
-    listings.push_back(std::move(listing));
   }
-  return {};
+  return parts;
 }
 
-Status remove_part(const std::string& folder, const std::string& id) {
-  HEADRACE_ASSIGN(const Folder parent, open_folder(folder));
-  HEADRACE_ASSIGN(const Folder directory, enter_store(parent, id));
-  const std::string data_path = directory.path + "/" + kDataName;
-  {
-    HEADRACE_ASSIGN(
-        const std::unique_ptr<DataFile> file,
-        DataFile::open_at(directory.fd.get(), kDataName, data_path, DataFile::Mode::kRead));
-    HEADRACE_TRY(file->lock(DataFile::Lock::kExclusive));
-    if (!looks_like_store(*file)) {
-      return usage_error(fmt::format("nvme tier: '{}' is not a headrace store", data_path))
-          .with_why("it does not begin as one, so it is left alone")
-          .with_hint("remove it by hand if it is not needed");
-    }
-    if (::unlinkat(directory.fd.get(), kDataName, 0) != 0) {
-      return writing_error(data_path, errno);
+bool same_part(const Part& one, const Part& other) {
+  return one.id == other.id && one.shown.folder_index == other.shown.folder_index;
+}
+
+// The parts that lie where the store says they were made, beside those that were found.
+void add_recorded_parts(std::vector<Part>& parts) {
+  for (std::size_t i = 0; i < parts.size(); ++i) {
+    const Part known = parts[i];
+    for (std::size_t index = 0; index < known.folder_paths.size(); ++index) {
+      const Result<Folder> folder = open_folder(known.folder_paths[index]);
+      std::optional<Part> part = folder ? look_at(*folder, known.id) : std::nullopt;
+      if (part && part->shown.problem.empty() && part->shown.folder_index == index &&
+          std::none_of(parts.begin(), parts.end(), [&](const Part& other) {
+            return same_part(other, *part);
+          })) {
+        parts.push_back(*std::move(part));
+      }
     }
   }
-  if (::unlinkat(parent.fd.get(), id.c_str(), AT_REMOVEDIR) != 0) {
-    if (errno != ENOTEMPTY && errno != EEXIST) {
-      return writing_error(directory.path, errno);
+}
+
+StoreListing listing_of(std::vector<Part> parts) {
+  std::sort(parts.begin(), parts.end(), [](const Part& a, const Part& b) {
+    return a.shown.folder_index < b.shown.folder_index;
+  });
+  StoreListing listing;
+  const Part& first = parts.front();
+  listing.id = first.id;
+  listing.path = first.shown.path;
+  listing.folder_count = first.folder_count;
+  std::uint64_t generation = first.generation;
+  for (Part& part : parts) {
+    listing.bytes += part.shown.bytes;
+    listing.dirty = listing.dirty || part.dirty;
+    listing.locked = listing.locked || part.locked;
+    listing.copy = listing.copy || part.copy;
+    listing.slots = std::max(listing.slots, part.slots);
+    listing.run_dir = listing.run_dir.empty() ? part.run_dir : listing.run_dir;
+    // The commit is what all parts have.
+    if (&part == &parts.front() || part.generation < generation) {
+      generation = part.generation;
+      listing.step = part.step;
     }
-    log_warning(fmt::format("nvme tier: '{}' stays: it holds files that are not the store's",
-                            directory.path));
+    if (listing.problem.empty() && !part.shown.problem.empty()) {
+      listing.problem = part.shown.problem;
+      listing.step = -1;
+    }
+    listing.parts.push_back(std::move(part.shown));
   }
-  return {};
+  if (listing.problem.empty() && listing.parts.size() < listing.folder_count) {
+    listing.problem = fmt::format(
+        "{} of its {} parts are in these folders", listing.parts.size(), listing.folder_count);
+  }
+  return listing;
+}
+
+Result<std::vector<Part>> all_parts(const std::vector<std::string>& folders) {
+  HEADRACE_TRY(check_distinct(folders));
+  std::vector<Part> parts;
+  for (const std::string& folder : folders) {
+    HEADRACE_ASSIGN(std::vector<Part> found, parts_in(folder));
+    std::move(found.begin(), found.end(), std::back_inserter(parts));
+  }
+  add_recorded_parts(parts);
+  return parts;
 }
 
 }  // namespace
 
 Result<std::vector<StoreListing>> list_stores(const std::vector<std::string>& folders) {
+  HEADRACE_ASSIGN(std::vector<Part> parts, all_parts(folders));
   std::vector<StoreListing> listings;
-  for (const std::string& folder : folders) {
-    HEADRACE_TRY(list_folder(folder, listings));
+  while (!parts.empty()) {
+    const std::string id = parts.front().id;
+    const auto rest = std::stable_partition(
+        parts.begin(), parts.end(), [&](const Part& part) { return part.id == id; });
+    listings.push_back(listing_of({parts.begin(), rest}));
+    parts.erase(parts.begin(), rest);
   }
   return listings;
 }
 
-Status remove_store(const std::vector<std::string>& folders, const std::string& id) {
-  for (const std::string& folder : folders) {
-    HEADRACE_TRY(remove_part(folder, id));
+namespace {
+
+// A part that is about to be removed: found, locked, and known for a store's.
+struct Doomed {
+  Folder folder;
+  Folder directory;
+  std::unique_ptr<DataFile> file;
+};
+
+Result<Doomed> take_part(const std::string& folder, const std::string& id) {
+  Doomed doomed;
+  HEADRACE_ASSIGN(doomed.folder, open_folder(folder));
+  HEADRACE_ASSIGN(doomed.directory, enter_store(doomed.folder, id));
+  HEADRACE_ASSIGN(doomed.file, open_data(doomed.directory));
+  HEADRACE_TRY(doomed.file->lock(DataFile::Lock::kExclusive));
+  if (!looks_like_store(*doomed.file)) {
+    return usage_error(fmt::format("nvme tier: '{}' is not a headrace store", doomed.file->path()))
+        .with_why("it does not begin as one, so it is left alone")
+        .with_hint("remove it by hand if it is not needed");
+  }
+  return doomed;
+}
+
+Status remove_part(const Doomed& doomed, const std::string& id) {
+  if (::unlinkat(doomed.directory.fd.get(), kDataName, 0) != 0) {
+    return writing_error(doomed.file->path(), errno);
+  }
+  if (::unlinkat(doomed.folder.fd.get(), id.c_str(), AT_REMOVEDIR) != 0) {
+    if (errno != ENOTEMPTY && errno != EEXIST) {
+      return writing_error(doomed.directory.path, errno);
+    }
+    log_warning(fmt::format("nvme tier: '{}' stays: it holds files that are not the store's",
+                            doomed.directory.path));
   }
   return {};
+}
+
+// The named folders that hold a part, and those that the parts name.
+std::vector<std::string> folders_of_store(const std::vector<std::string>& folders,
+                                          const std::string& id) {
+  std::vector<Part> parts;
+  for (const std::string& name : folders) {
+    const Result<Folder> folder = open_folder(name);
+    std::optional<Part> part = folder ? look_at(*folder, id) : std::nullopt;
+    if (part) {
+      parts.push_back(*std::move(part));
+    }
+  }
+  add_recorded_parts(parts);
+  std::vector<std::string> found;
+  for (const Part& part : parts) {
+    found.push_back(parent_path(part.shown.path));
+  }
+  return found;
+}
+
+}  // namespace
+
+Status remove_store(const std::vector<std::string>& folders, const std::string& id) {
+  HEADRACE_TRY(check_distinct(folders));
+  std::vector<std::string> found = folders_of_store(folders, id);
+  if (found.empty()) {
+    found = folders;  // to say what is wrong
+  }
+  // All are taken before the first is removed: a store in use stays whole.
+  std::vector<Doomed> parts;
+  for (const std::string& folder : found) {
+    HEADRACE_ASSIGN(Doomed part, take_part(folder, id));
+    parts.push_back(std::move(part));
+  }
+  for (const Doomed& part : parts) {
+    HEADRACE_TRY(remove_part(part, id));
+  }
+  return {};
+}
+
+Result<std::vector<std::string>> reclaim_orphans(const std::vector<std::string>& folders,
+                                                 const std::string& run_dir,
+                                                 const std::string& keep_id) {
+  std::vector<std::string> removed;
+  if (run_dir.empty()) {
+    return removed;
+  }
+  for (const std::string& folder : folders) {
+    if (!is_directory(folder)) {
+      continue;
+    }
+    HEADRACE_ASSIGN(const std::vector<Part> parts, parts_in(folder));
+    for (const Part& part : parts) {
+      if (part.run_dir != run_dir || part.id == keep_id || part.copy || part.locked) {
+        continue;
+      }
+      Result<Doomed> doomed = take_part(folder, part.id);
+      if (!doomed) {
+        log_info(fmt::format("nvme tier: '{}' stays: {}", part.shown.path, doomed.error().why));
+        continue;
+      }
+      HEADRACE_TRY(remove_part(*doomed, part.id));
+      log_info(fmt::format("nvme tier: removed '{}', the rest of an earlier start of this run",
+                           part.shown.path));
+      removed.push_back(part.shown.path);
+    }
+  }
+  return removed;
+}
+
+Result<StoreLocation> locate_store(const std::string& path) {
+  StoreLocation location;
+  const std::string folder = parent_path(path);
+  location.id = path.substr(path.rfind('/') + 1);
+  HEADRACE_ASSIGN(const Folder parent, open_folder(folder));
+  HEADRACE_ASSIGN(const Folder directory, enter_store(parent, location.id));
+  HEADRACE_ASSIGN(const std::unique_ptr<DataFile> file, open_data(directory));
+  HEADRACE_ASSIGN(const SuperblockCopies copies, read_superblocks(*file));
+  const format::Superblock& block = copies.newest_block();
+  location.folders = format::split_paths(text_of(*file, block.folder_paths));
+  location.folders.resize(block.folder_count);
+  location.folders[block.folder_index] = parent.path;  // wherever it was when it was made
+  return location;
 }
 
 }  // namespace headrace::tiers::nvme

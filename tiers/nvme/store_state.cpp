@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
+#include <thread>
 #include <utility>
 
 #include "core/assert.hpp"
@@ -35,6 +37,10 @@ Status StoreState::take_tiles(std::vector<format::TileEntry> entries) {
   }
   HEADRACE_ASSIGN(header, PageBuffer::create(format::header_bytes(payload_bytes_max)));
   HEADRACE_ASSIGN(scratch, PageBuffer::create(kScratchBytes));
+  if (access == Store::Access::kWrite) {
+    HEADRACE_ASSIGN(record, PageBuffer::create(block().map_extent_bytes));
+    map.entries.reserve(tiles.size());
+  }
   return {};
 }
 
@@ -62,8 +68,8 @@ std::int64_t StoreState::step(const ExtentKey& key) const {
 }
 
 ExtentPlace StoreState::place(const ExtentKey& key, std::uint32_t slot) const {
-  return format::extent_place(
-      tiles[tile_index(key.unit, key.tile)], key.kind, slot, block().slot_bytes);
+  const format::TileEntry& tile = tiles[tile_index(key.unit, key.tile)];
+  return format::extent_place(tile, key.kind, slot, files[tile.folder_index].block.slot_bytes);
 }
 
 ExtentPlace StoreState::read_place(const ExtentKey& key) const {
@@ -105,16 +111,63 @@ Error StoreState::corrupt(const ExtentKey& key, const ExtentPlace& place, std::s
       .with_hint(fmt::format("`headrace verify {}` lists everything that is damaged", path));
 }
 
-Status StoreState::write_superblock(std::uint32_t folder, format::Superblock next) {
-  StoreFile& target = files[folder];
-  next.sequence = target.block.sequence + 1;
-  const int copy = 1 - target.copy;
-  std::array<std::byte, kPageBytes> page{};
-  format::encode_superblock(next, page);
-  HEADRACE_TRY(target.file->write(format::kSuperblockOffsets[copy], page));
-  HEADRACE_TRY(target.file->sync());
-  target.block = next;
-  target.copy = copy;
+Status StoreState::write_superblocks(const std::vector<std::uint32_t>& folders,
+                                     std::vector<format::Superblock> next) {
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    StoreFile& target = files[folders[i]];
+    next[i].sequence = target.block.sequence + 1;
+    std::array<std::byte, kPageBytes> page{};
+    format::encode_superblock(next[i], page);
+    HEADRACE_TRY(target.file->write(format::kSuperblockOffsets[1 - target.copy], page));
+  }
+  HEADRACE_TRY(sync(folders));
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    StoreFile& target = files[folders[i]];
+    target.block = next[i];
+    target.copy = 1 - target.copy;
+  }
+  return {};
+}
+
+Status StoreState::sync(const std::vector<std::uint32_t>& folders) {
+  std::vector<BlockFile*> targets;
+  for (const std::uint32_t folder : folders) {
+    targets.push_back(files[folder].file.get());
+  }
+  return for_each_file(targets, [](BlockFile& file) { return file.sync(); });
+}
+
+std::vector<std::uint32_t> StoreState::all_folders() const {
+  std::vector<std::uint32_t> folders(files.size());
+  std::iota(folders.begin(), folders.end(), 0U);
+  return folders;
+}
+
+std::vector<format::Superblock> StoreState::blocks() const {
+  std::vector<format::Superblock> blocks;
+  for (const StoreFile& part : files) {
+    blocks.push_back(part.block);
+  }
+  return blocks;
+}
+
+Status for_each_file(const std::vector<BlockFile*>& files,
+                     const std::function<Status(BlockFile&)>& call) {
+  std::vector<Status> results(files.size());
+  {
+    std::vector<std::jthread> threads;
+    for (std::size_t i = 0; i < files.size(); ++i) {
+      // A simulated medium shares its clock and its dice between files: one after the other.
+      if (files.size() == 1 || files[i]->fd() < 0) {
+        results[i] = call(*files[i]);
+      } else {
+        threads.emplace_back([&, i] { results[i] = call(*files[i]); });
+      }
+    }
+  }
+  for (Status& result : results) {
+    HEADRACE_TRY(std::move(result));
+  }
   return {};
 }
 
@@ -129,33 +182,6 @@ Status write_region(BlockFile& file, std::uint64_t offset, std::span<const std::
   std::vector<std::byte> pages(format::round_up(bytes.size(), kPageBytes));
   std::copy(bytes.begin(), bytes.end(), pages.begin());
   return file.write(offset, pages);
-}
-
-Status StoreState::verify_extent(const ExtentKey& key, bool any_step) const {
-  const ExtentPlace at = read_place(key);
-  BlockFile& file = *files[at.folder].file;
-  const std::span<std::byte> head = header.bytes().first(at.header_bytes);
-  HEADRACE_TRY(file.read(at.offset, head));
-  std::optional<std::int64_t> step_wanted;
-  if (!any_step) {
-    step_wanted = step(key);
-  }
-  if (auto problem = format::extent_header_problem(identity(key, at), step_wanted, head)) {
-    return corrupt(key, at, std::move(*problem));
-  }
-  const std::uint64_t chunk = scratch.bytes().size();
-  for (std::uint64_t begin = 0; begin < at.payload_bytes; begin += chunk) {
-    const std::span<std::byte> part =
-        scratch.bytes().first(std::min(chunk, at.payload_bytes - begin));
-    HEADRACE_TRY(file.read(at.offset + head.size() + begin, part));
-    for (std::uint64_t i = 0; i < format::sum_count(part.size()); ++i) {
-      const std::uint64_t sub_block = begin / kSumBlockBytes + i;
-      if (format::sub_block_sum(part, i) != format::extent_sum(head, sub_block)) {
-        return corrupt(key, at, sub_block_problem(at, sub_block));
-      }
-    }
-  }
-  return {};
 }
 
 std::string sub_block_problem(const ExtentPlace& place, std::uint64_t sub_block) {

@@ -9,6 +9,7 @@
 #include <array>
 #include <atomic>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <string>
@@ -38,6 +39,7 @@ struct StoreState {
   std::vector<StoreFile> files;  // one for each folder
   std::vector<format::TileEntry> tiles;
   StoreContents contents;
+  std::vector<std::string> folder_paths;  // as they were when the store was made
   std::optional<CommitRecord> last_commit;
   // Of tile i (param at 2 i, state at 2 i + 1): 2 x the newest write's step + its slot, or
   // kNeverWritten.
@@ -48,6 +50,8 @@ struct StoreState {
   std::optional<Error> failure;  // of the commit after which nothing more is written
   PageBuffer header;             // as large as the largest header; synchronous calls only
   PageBuffer scratch;            // whole sub-blocks; synchronous calls only
+  PageBuffer record;             // for commit records; writers only
+  format::Map map;               // of the commit that is being made: keeps its memory
 
   // Allocates what depends on `tiles` and fills contents.tiles.
   [[nodiscard]] Status take_tiles(std::vector<format::TileEntry> entries);
@@ -65,11 +69,20 @@ struct StoreState {
                               const ExtentPlace& place,
                               std::string why) const;
 
-  // Writes `next` with the next sequence number over the folder's older copy, durably.
-  [[nodiscard]] Status write_superblock(std::uint32_t folder, format::Superblock next);
+  // Writes next[i] with the next sequence number over the older copy of folders[i], then flushes
+  // these folders.
+  [[nodiscard]] Status write_superblocks(const std::vector<std::uint32_t>& folders,
+                                         std::vector<format::Superblock> next);
+  // Flushes the folders' files, side by side where they are files of the system.
+  [[nodiscard]] Status sync(const std::vector<std::uint32_t>& folders);
+  [[nodiscard]] std::vector<std::uint32_t> all_folders() const;
+  // The superblocks of all folders, for write_superblocks.
+  [[nodiscard]] std::vector<format::Superblock> blocks() const;
 
-  // Checks one extent through the scratch memory.
-  [[nodiscard]] Status verify_extent(const ExtentKey& key, bool any_step) const;
+  // A value of `newest`.
+  [[nodiscard]] static std::int64_t newest_of(std::int64_t step, std::uint32_t slot) {
+    return step < 0 ? kNeverWritten : 2 * step + slot;
+  }
 
   [[nodiscard]] const format::Superblock& block() const { return files.front().block; }
 };
@@ -83,6 +96,15 @@ static_assert(kScratchBytes % kSumBlockBytes == 0);
 [[nodiscard]] Status write_region(BlockFile& file,
                                   std::uint64_t offset,
                                   std::span<const std::byte> bytes);
+
+// Calls it for each file, side by side where there are several files of the system; the first
+// error. What is called has files of its own.
+[[nodiscard]] Status for_each_file(const std::vector<BlockFile*>& files,
+                                   const std::function<Status(BlockFile&)>& call);
+
+// What each folder's file takes of a store that format() would make (options.folders are given).
+[[nodiscard]] Result<std::vector<format::FolderLayout>> folder_layouts(
+    const StoreContents& contents, const StoreLayoutOptions& options);
 
 [[nodiscard]] const char* kind_name(ExtentKind kind);
 // What to say of a sub-block whose sum is wrong.

@@ -83,17 +83,19 @@ inline StoreContents small_contents() {
   return contents;
 }
 
-inline StoreOptions auto_options(const std::string& folder) {
+inline StoreOptions auto_options(const std::string& folder, std::uint32_t slots = 1) {
   StoreOptions options;
   options.folders = {{.path = folder}};
-  options.slots = 1;
+  options.slots = slots;
+  options.prewrite = false;
   options.direct_io_required = false;
   return options;
 }
 
 inline std::unique_ptr<Store> make_store(const std::string& folder,
-                                         const StoreContents& contents = small_contents()) {
-  Result<std::unique_ptr<Store>> store = Store::create(auto_options(folder), contents);
+                                         const StoreContents& contents = small_contents(),
+                                         std::uint32_t slots = 1) {
+  Result<std::unique_ptr<Store>> store = Store::create(auto_options(folder, slots), contents);
   if (!store) {
     ADD_FAILURE() << format_error(store.error(), true);
     return nullptr;
