@@ -235,6 +235,7 @@ class Trainer {
     summary_.seconds += row.step_s;
     later_seconds_ += summary_.steps_now > 1 ? row.step_s - row.stall_s.at("commit") : 0;
     summary_.peak = row.peak;
+    summary_.written_bytes += row.bytes.at("nvme_write");
     if (row.skipped) {
       summary_.skipped += 1;
       last_cause_ = fmt::format("{}[{}]", row.skipped->tensor, row.skipped->element);
@@ -291,6 +292,7 @@ class Trainer {
     summary_.commits += 1;
     uncounted_commit_s_ += summary_.commit_s;
     uncounted_commit_bytes_ += summary_.commit_bytes;
+    summary_.written_bytes += summary_.commit_bytes;
     last_commit_time_ = Clock::now();
     is_committing_ = false;
     look_at_weights();
@@ -323,12 +325,19 @@ class Trainer {
                                ? later_seconds_ / static_cast<double>(summary_.steps_now - 1)
                                : summary_.seconds;
     summary_.peak.process = session_.memory->peak_bytes();
+    constexpr double kSecondsPerDay = 86400;
+    const double per_second = static_cast<double>(summary_.written_bytes) / seconds_since(begin_);
+    const double endurance = session_.engine->planned().plan.endurance_bytes;
+    if (per_second > 0 && endurance > 0) {
+      summary_.drive_life_days = endurance / (per_second * kSecondsPerDay);
+    }
   }
 
   Session& session_;
   TrainObserver& observer_;
   StepBatch batch_;
   TrainSummary summary_;
+  Clock::time_point begin_ = Clock::now();
   Interval checkpoint_;
   Clock::time_point last_commit_time_ = Clock::now();
   bool export_due_ = false;               // of the step that has just been made
@@ -377,6 +386,10 @@ Json summary_to_json(const TrainSummary& summary) {
   exports.add("written", summary.exports.written);
   exports.add("failed", summary.exports.failed);
   json.add("exports", std::move(exports));
+  Json drive = Json::object();
+  drive.add("written_bytes", summary.written_bytes);
+  drive.add("life_days", summary.drive_life_days);
+  json.add("drive", std::move(drive));
   Json peak = Json::object();
   peak.add("device", summary.peak.device);
   peak.add("host", summary.peak.host);
@@ -404,6 +417,11 @@ std::string format_summary(const TrainSummary& summary) {
                   format_bytes(summary.planned_peak_bytes),
                   format_bytes(summary.peak.device),
                   format_bytes(summary.peak.host));
+  if (summary.drive_life_days > 0) {
+    text += fmt::format("drive: {} written; at this rate it lasts {:.0f} days\n",
+                        format_bytes(summary.written_bytes),
+                        summary.drive_life_days);
+  }
   text += fmt::format("committed in {}\n", summary.run_dir);
   return text;
 }

@@ -49,6 +49,8 @@ struct TrainSummary {
   std::uint64_t commit_bytes = 0;  // of the last commit
   double commit_s = 0;             // of the last commit
   ExportCounts exports;
+  std::uint64_t written_bytes = 0;  // to the store, by this process
+  double drive_life_days = 0;       // at this process's rate of writing; 0: not known, or endless
   PeakBytes peak;
   std::uint64_t planned_peak_bytes = 0;  // arenas and process
 };

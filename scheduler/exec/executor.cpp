@@ -87,16 +87,17 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   } catch (const std::exception& exception) {  // no thread, no memory
     return operating_error("host queue: cannot start its thread").with_why(exception.what());
   }
-  if (plan_.lanes > 0) {
+  const bool commits = store_ != nullptr && !plan_.compute.instructions.empty();
+  if (plan_.lanes > 0 || commits) {
     HEADRACE_ASSERT(store_ != nullptr, "a plan that streams tiles needs a store");
-    // Tiles pass through the arenas only.
+    // Tiles pass through the arenas only. For commits alone they need not be pinned.
     std::vector<std::span<std::byte>> buffers;
     for (const tiers::Arena* arena : {host_arena_.get(), device_arena_.get()}) {
-      if (arena != nullptr && arena->bytes() > 0) {
+      if (plan_.lanes > 0 && arena != nullptr && arena->bytes() > 0) {
         buffers.emplace_back(arena->data(), arena->bytes());
       }
     }
-    HEADRACE_ASSIGN(io_, IoLanes::create(runtime_, *store_, plan_.lanes, options, buffers));
+    HEADRACE_ASSIGN(io_, IoLanes::create(runtime_, *store_, lane_count(), options, buffers));
   }
   return {};
 }

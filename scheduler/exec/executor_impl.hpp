@@ -2,6 +2,7 @@
 // persist.cpp (load, commit, read).
 #pragma once
 
+#include <algorithm>
 #include <deque>
 #include <memory>
 #include <string>
@@ -17,6 +18,9 @@
 #include "tiers/thread_queue.hpp"
 
 namespace headrace::exec {
+
+// At least so many tiles are on their way at a commit and at a resume.
+inline constexpr int kCommitLanes = 4;
 
 class ExecutorImpl final : public Executor {
  public:
@@ -102,10 +106,25 @@ class ExecutorImpl final : public Executor {
   [[nodiscard]] std::span<const std::int32_t> tokens_of(int micro_batch) const;
 
   // persist.cpp
+  // A tile's weights or state whose home is host or device memory.
+  struct MemoryTile {
+    tiers::nvme::ExtentKey key;
+    int buffer = -1;
+    std::size_t offset = 0;  // in the buffer
+    std::size_t bytes = 0;
+    bool frozen = false;
+  };
+
+  [[nodiscard]] std::vector<MemoryTile> memory_tiles() const;
+  [[nodiscard]] std::span<std::byte> direct_memory(const MemoryTile& tile);
+  [[nodiscard]] tiers::nvme::IoLane& next_lane(const MemoryTile& tile);
+  [[nodiscard]] Status load_device_weights();
+
+  [[nodiscard]] int lane_count() const { return std::max(plan_.lanes, kCommitLanes); }
+
   [[nodiscard]] Status place_param(int unit, int tile, std::span<const float> values);
   [[nodiscard]] Status fetch_param(int unit, int tile, std::span<float> values);
   [[nodiscard]] Status place_state(int unit, int tile, std::span<const float> values);
-  [[nodiscard]] Status fetch_state(int unit, int tile, std::span<float> values);
   [[nodiscard]] Status copy_in(int buffer, std::size_t offset, std::span<const std::byte> source);
   [[nodiscard]] Status copy_out(int buffer, std::size_t offset, std::span<std::byte> target);
   [[nodiscard]] Result<std::uint64_t> write_memory_tiles(std::int64_t write_step);
@@ -125,7 +144,8 @@ class ExecutorImpl final : public Executor {
   const optim::Optimizer* optimizer_ = nullptr;
   std::unique_ptr<tiers::Device> device_;
   std::unique_ptr<tiers::ThreadQueue> host_queue_;
-  std::unique_ptr<IoLanes> io_;       // null where the plan streams nothing
+  std::unique_ptr<IoLanes> io_;       // null where nothing is streamed or committed
+  int turn_ = 0;                      // the lane that a commit or a resume used last
   std::vector<tiers::Event> events_;  // by instruction of the running program
   std::vector<tiers::Lease> leases_;  // of the instruction being launched
   std::optional<Pending> pending_;

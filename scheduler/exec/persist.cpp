@@ -1,5 +1,6 @@
 // Weights and state in and out of wherever they live: loading, committing, reading. Not on the step
-// path: each goes through one bounce buffer of a tile.
+// path. Tiles in host memory go over the NVMe lanes as they lie there, as many at once as there are
+// lanes; the others one by one through a bounce buffer of a tile.
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -78,13 +79,6 @@ Status ExecutorImpl::place_state(int unit, int tile, std::span<const float> valu
       plan.state, plan.state_offset[static_cast<std::size_t>(tile)], std::as_bytes(values));
 }
 
-Status ExecutorImpl::fetch_state(int unit, int tile, std::span<float> values) {
-  const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
-  return copy_out(plan.state,
-                  plan.state_offset[static_cast<std::size_t>(tile)],
-                  std::as_writable_bytes(values));
-}
-
 Status ExecutorImpl::load(const ParamSource& source) {
   if (store_ != nullptr) {
     HEADRACE_TRY(store_->mark_dirty());
@@ -121,64 +115,115 @@ Status ExecutorImpl::load(const ParamSource& source) {
   return {};
 }
 
-Status ExecutorImpl::load_committed(std::int64_t update_count) {
-  HEADRACE_ASSERT(store_ != nullptr, "a resumed run has a store");
-  std::vector<float> bounce;
+std::vector<ExecutorImpl::MemoryTile> ExecutorImpl::memory_tiles() const {
+  std::vector<MemoryTile> tiles;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     const plan::UnitPlan& unit = plan_.units[u];
-    const int number = static_cast<int>(u);
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
-      const int tile = static_cast<int>(t);
-      if (unit.master >= 0 || unit.weights >= 0) {
-        bounce.resize(elements_of(unit.tiles[t]));
-        HEADRACE_TRY(store_->read_now(key_of(number, tile, tiers::nvme::ExtentKind::kParam),
-                                      std::as_writable_bytes(std::span(bounce))));
-        HEADRACE_TRY(place_param(number, tile, bounce));
+      const std::size_t bytes = elements_of(unit.tiles[t]) * sizeof(float);
+      const auto key = [&](tiers::nvme::ExtentKind kind) {
+        return key_of(static_cast<int>(u), static_cast<int>(t), kind);
+      };
+      if (unit.master >= 0) {
+        tiles.push_back({.key = key(tiers::nvme::ExtentKind::kParam),
+                         .buffer = unit.master,
+                         .offset = static_cast<std::size_t>(unit.tiles[t].begin) * sizeof(float),
+                         .bytes = bytes,
+                         .frozen = unit.tiles[t].frozen});
       }
       if (unit.state >= 0 && !unit.tiles[t].frozen) {
-        bounce.resize(2 * elements_of(unit.tiles[t]));
-        HEADRACE_TRY(store_->read_now(key_of(number, tile, tiers::nvme::ExtentKind::kState),
-                                      std::as_writable_bytes(std::span(bounce))));
-        HEADRACE_TRY(place_state(number, tile, bounce));
+        tiles.push_back({.key = key(tiers::nvme::ExtentKind::kState),
+                         .buffer = unit.state,
+                         .offset = unit.state_offset[t],
+                         .bytes = 2 * bytes,
+                         .frozen = false});
       }
     }
   }
+  return tiles;
+}
+
+// The tile's bytes, if the drive can move them from and to where they lie; else nothing.
+std::span<std::byte> ExecutorImpl::direct_memory(const MemoryTile& tile) {
+  const tiers::Extent& extent = extents_[static_cast<std::size_t>(tile.buffer)];
+  if (!io_ || extent.tier() == tiers::Tier::kDevice) {
+    return {};
+  }
+  const std::span<std::byte> memory = extent.memory().subspan(tile.offset, tile.bytes);
+  const bool aligned =
+      reinterpret_cast<std::uintptr_t>(memory.data()) % tiers::nvme::kPageBytes == 0;
+  return aligned ? memory : std::span<std::byte>{};
+}
+
+tiers::nvme::IoLane& ExecutorImpl::next_lane(const MemoryTile& tile) {
+  turn_ = (turn_ + 1) % lane_count();
+  return io_->lane_for(turn_, static_cast<int>(tile.key.unit), static_cast<int>(tile.key.tile));
+}
+
+Status ExecutorImpl::load_committed(std::int64_t update_count) {
+  HEADRACE_ASSERT(store_ != nullptr, "a resumed run has a store");
+  std::vector<std::byte> bounce;
+  std::uint64_t number = 0;
+  for (const MemoryTile& tile : memory_tiles()) {
+    if (const std::span<std::byte> memory = direct_memory(tile); !memory.empty()) {
+      next_lane(tile).read(tile.key, memory, number++);
+      continue;
+    }
+    bounce.resize(tile.bytes);
+    HEADRACE_TRY(store_->read_now(tile.key, bounce));
+    HEADRACE_TRY(copy_in(tile.buffer, tile.offset, bounce));
+  }
+  if (io_) {
+    HEADRACE_TRY(io_->wait_all());
+  }
+  HEADRACE_TRY(load_device_weights());
   update_count_ = update_count;
   pending_.reset();
   return {};
 }
 
-Result<std::uint64_t> ExecutorImpl::write_memory_tiles(std::int64_t write_step) {
-  std::uint64_t bytes = 0;
-  std::vector<float> bounce;
-  const auto write = [&](int unit, int tile, tiers::nvme::ExtentKind kind) {
-    bytes += bounce.size() * sizeof(float);
-    return store_->write_now(
-        key_of(unit, tile, kind), std::as_bytes(std::span(bounce)), write_step);
-  };
+// The copies of weights that stay on a separate device beside their master elsewhere.
+Status ExecutorImpl::load_device_weights() {
+  std::vector<float> values;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     const plan::UnitPlan& unit = plan_.units[u];
-    const int number = static_cast<int>(u);
-    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
-      const int tile = static_cast<int>(t);
-      // What the store has of this very update is not written again (skipped steps, two commits in
-      // a row): a tile of which one extent lives on NVMe would then have its two extents in
-      // different slots. Frozen tiles never change: once is enough.
-      const std::int64_t stored_step =
-          store_->step_of(key_of(number, tile, tiers::nvme::ExtentKind::kParam));
-      const bool stored = unit.tiles[t].frozen ? stored_step >= 0 : stored_step == write_step;
-      if (unit.master >= 0 && !stored) {
-        bounce.resize(elements_of(unit.tiles[t]));
-        HEADRACE_TRY(fetch_param(number, tile, bounce));
-        HEADRACE_TRY(write(number, tile, tiers::nvme::ExtentKind::kParam));
-      }
-      if (unit.state >= 0 && !unit.tiles[t].frozen &&
-          store_->step_of(key_of(number, tile, tiers::nvme::ExtentKind::kState)) != write_step) {
-        bounce.resize(2 * elements_of(unit.tiles[t]));
-        HEADRACE_TRY(fetch_state(number, tile, bounce));
-        HEADRACE_TRY(write(number, tile, tiers::nvme::ExtentKind::kState));
-      }
+    if (unit.weights < 0 || unit.weights == unit.master) {
+      continue;
     }
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      values.resize(elements_of(unit.tiles[t]));
+      HEADRACE_TRY(fetch_param(static_cast<int>(u), static_cast<int>(t), values));
+      HEADRACE_TRY(copy_in(unit.weights,
+                           static_cast<std::size_t>(unit.tiles[t].begin) * sizeof(float),
+                           std::as_bytes(std::span(values))));
+    }
+  }
+  return {};
+}
+
+Result<std::uint64_t> ExecutorImpl::write_memory_tiles(std::int64_t write_step) {
+  std::uint64_t bytes = 0;
+  std::uint64_t number = 0;
+  std::vector<std::byte> bounce;
+  for (const MemoryTile& tile : memory_tiles()) {
+    // What the store has of this very update is not written again (skipped steps, two commits in a
+    // row): a tile of which one extent lives on NVMe would then have its two extents in different
+    // slots. Frozen tiles never change: once is enough.
+    const std::int64_t stored_step = store_->step_of(tile.key);
+    if (tile.frozen ? stored_step >= 0 : stored_step == write_step) {
+      continue;
+    }
+    bytes += tile.bytes;
+    if (const std::span<const std::byte> memory = direct_memory(tile); !memory.empty()) {
+      next_lane(tile).write(tile.key, memory, write_step, number++);
+      continue;
+    }
+    bounce.resize(tile.bytes);
+    HEADRACE_TRY(copy_out(tile.buffer, tile.offset, bounce));
+    HEADRACE_TRY(store_->write_now(tile.key, bounce, write_step));
+  }
+  if (io_) {
+    HEADRACE_TRY(io_->wait_all());
   }
   return bytes;
 }

@@ -471,6 +471,7 @@ void count_wear(const ModelSpec& model,
   if (endurance <= 0) {
     return;
   }
+  plan.endurance_bytes = endurance;
   plan.drive_life_days = endurance / plan.written_bytes_per_day;
   const double run_bytes = written_by_run(settings, plan);
   const double bytes_max = endurance * kLifePartMax;

@@ -127,6 +127,7 @@ struct Plan {
   std::uint64_t written_bytes_per_step = 0;  // commits included, each spread over its interval
   double written_bytes_per_day = 0;
   double drive_life_days = 0;  // at that rate; 0: nothing is written
+  double endurance_bytes = 0;  // that the life was computed with; 0: unknown
   std::string wear_warning;  // "" or: would use more than a tenth of the drive's life; with a --set
                              // line that mends it
   std::vector<std::string> notes;  // what was assumed or could not be had
