@@ -19,6 +19,7 @@
 #include <string_view>
 
 #include "core/assert.hpp"
+#include "core/log.hpp"
 #include "core/quantity.hpp"
 #include "core/system.hpp"
 #include "tiers/memory.hpp"
@@ -159,7 +160,25 @@ Result<std::unique_ptr<Arena>> Arena::create(Tier tier, std::string name, std::s
   HEADRACE_TRY(check_available(tier, arena->name_, arena->bytes_));
   HEADRACE_TRY(arena->map(page_bytes));
   HEADRACE_TRY(arena->fault_in());
+  arena->log_pages();
   return arena;
+}
+
+// What was obtained. Direct I/O into ordinary pages costs up to half of a drive's rate
+// (docs/performance.md), so a system that gave none says so.
+void Arena::log_pages() const {
+  const ArenaStats got = stats();
+  std::string text = std::string(tier_name(tier_)) + " memory: " + size_text(got.huge_page_bytes) +
+                     " of " + size_text(got.bytes) + " of the arena '" + name_ +
+                     "' are huge pages" + (got.hugetlb ? " (reserved ones)" : "") +
+                     (got.numa_bound ? ", bound to the process's NUMA nodes" : "");
+  if (got.huge_page_bytes < bytes_ / kHugePageBytes * kHugePageBytes / 2) {
+    log_info(text +
+             "; to have them: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as "
+             "root, or fewer programs beside this one");
+  } else {
+    log_debug(text);
+  }
 }
 
 // Reserves the address range and gives its middle access rights.

@@ -62,6 +62,7 @@ class Arena {
 
   Status map(std::size_t page_bytes);
   Status fault_in();
+  void log_pages() const;
 
   Tier tier_;
   std::string name_;

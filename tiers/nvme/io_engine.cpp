@@ -9,6 +9,7 @@
 
 #include <fmt/format.h>
 #include <pthread.h>
+#include <time.h>
 
 #include <algorithm>
 #include <array>
@@ -27,6 +28,7 @@
 #include "core/assert.hpp"
 #include "core/float_environment.hpp"
 #include "core/log.hpp"
+#include "core/quantity.hpp"
 #include "tiers/nvme/data_file.hpp"
 #include "tiers/nvme/format.hpp"
 #include "tiers/nvme/io_lane.hpp"
@@ -41,6 +43,12 @@ constexpr int kRetriesMax = 64;  // of one request without progress
 // After so many requests' bytes in the order of urgency, one request is of the lane that was passed
 // longest, if it was passed by as many: so nothing starves, and urgency costs 1/17 at most.
 constexpr std::uint64_t kPassedRequestsMax = 16;
+
+std::int64_t thread_cpu_ns() {
+  timespec now{};
+  ::clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  return std::int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
+}
 
 // A part of a lane's transfer. Lives as long as the engine.
 struct Request : IoRequest {
@@ -183,12 +191,20 @@ Status Engine::make_backend() {
                       store_.file(folder_),
                       {.depth = static_cast<unsigned>(options_.io_depth), .buffers = buffers}));
   facts_ = backend_->facts();
-  log_debug(fmt::format("nvme tier: '{}': {}, direct I/O {}, {} requests of {} bytes in flight",
+  log_debug(fmt::format("nvme tier: '{}': {}, direct I/O {}, {} requests of {} in flight",
                         store_.data_path(folder_),
                         describe(facts_),
                         store_.file(folder_).direct_io() ? "on" : "off",
                         options_.io_depth,
-                        options_.request_bytes_max));
+                        format_bytes(options_.request_bytes_max)));
+  if (facts_.registered_file && facts_.registered_bytes < facts_.buffer_bytes) {
+    log_info(
+        fmt::format("nvme tier: '{}': {} of {} of memory are registered with io_uring, the "
+                    "rest is pinned for each request; to register more: `ulimit -l unlimited`",
+                    store_.data_path(folder_),
+                    format_bytes(facts_.registered_bytes),
+                    format_bytes(facts_.buffer_bytes)));
+  }
   const std::scoped_lock lock(signals_.mutex);
   signals_.backend = backend_.get();
   return {};
@@ -650,11 +666,11 @@ Lane* Engine::lane_to_sum() {
 }
 
 void Engine::sum_some(Lane& lane) {
-  const std::int64_t begin_ns = TraceRecorder::now_ns();
+  const std::int64_t begin_ns = thread_cpu_ns();
   if (Status status = lane.transfer.sum_some(store_); !status) {
     raise(lane, std::move(status).error());
   }
-  sum_ns_.fetch_add(TraceRecorder::now_ns() - begin_ns, std::memory_order_relaxed);
+  sum_ns_.fetch_add(thread_cpu_ns() - begin_ns, std::memory_order_relaxed);
 }
 
 void Engine::raise_transfer(const Lane& lane, Error error) {

@@ -90,7 +90,7 @@ class IoLane : public Queue {
 struct IoTotals {
   std::uint64_t read_bytes = 0, write_bytes = 0;  // payload and headers, as moved by the device
   std::uint64_t resubmitted = 0;                  // requests that were cut short or refused once
-  std::int64_t sum_ns = 0;                        // of the engine's thread, spent on sums
+  std::int64_t sum_ns = 0;                        // of a processor, spent on sums
 };
 
 // What a lane is at, for a watchdog.

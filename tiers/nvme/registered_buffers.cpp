@@ -53,7 +53,7 @@ RegisteredBuffers::RegisteredBuffers(io_uring* ring,
   // The limit is tried after all of it, since it does not bind a process with CAP_IPC_LOCK; what
   // others of the same user have locked already counts too, so ever less is tried.
   bool at_limit = false;
-  while (wanted >= kWorthwhileBytes) {
+  while (wanted > 0 && (!at_limit || wanted >= kWorthwhileBytes)) {
     std::vector<iovec> chunks = cut(buffers, wanted);
     const int result =
         ::io_uring_register_buffers(ring, chunks.data(), static_cast<unsigned>(chunks.size()));
