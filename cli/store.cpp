@@ -1,9 +1,12 @@
-// headrace store: the stores in a folder.
+// headrace store: the stores in a folder; removal and copies.
 #include "tiers/nvme/store.hpp"
 
 #include <fmt/format.h>
 
+#include <utility>
+
 #include "cli/command.hpp"
+#include "core/files.hpp"
 #include "core/quantity.hpp"
 #include "train/interrupt.hpp"
 
@@ -14,12 +17,17 @@ using tiers::nvme::StoreListing;
 
 CommandSpec spec() {
   return {.name = "store",
-          .summary = "List the stores of a folder, or remove one",
-          .positionals = {{.name = "ACTION", .help = "list | remove"},
-                          {.name = "ID", .help = "With remove: the store's id", .required = false}},
+          .summary = "List the stores of a folder, remove or copy one",
+          .positionals = {{.name = "ACTION", .help = "list | remove | copy"},
+                          {.name = "ID",
+                           .help = "With remove: the store's id; with copy: FOLDER/ID",
+                           .required = false},
+                          {.name = "TARGET",
+                           .help = "With copy: the folder that takes the copy",
+                           .required = false}},
           .options = {{.name = "--store",
                        .value = "FOLDER",
-                       .help = "A folder of tiers.nvme, or RUN_DIR/store (needed)"}}};
+                       .help = "List, remove: a folder of tiers.nvme, or RUN_DIR/store (needed)"}}};
 }
 
 Json listing_to_json(const StoreListing& store) {
@@ -29,6 +37,19 @@ Json listing_to_json(const StoreListing& store) {
   json.add("run_dir", store.run_dir);
   json.add("bytes", store.bytes);
   json.add("step", store.step >= 0 ? Json(store.step) : Json());
+  json.add("slots", store.slots);
+  json.add("folder_count", store.folder_count);
+  Json parts = Json::array();
+  for (const tiers::nvme::StorePart& part : store.parts) {
+    Json entry = Json::object();
+    entry.add("path", part.path);
+    entry.add("folder_index", part.folder_index);
+    entry.add("bytes", part.bytes);
+    parts.push_back(std::move(entry));
+  }
+  json.add("parts", std::move(parts));
+  json.add("copy", store.copy);
+  json.add("problem", store.problem.empty() ? Json() : Json(store.problem));
   json.add("dirty", store.dirty);
   json.add("locked", store.locked);
   return json;
@@ -37,7 +58,9 @@ Json listing_to_json(const StoreListing& store) {
 std::string state_of(const StoreListing& store) {
   std::string state = store.step >= 0 ? fmt::format("step {}", store.step) : "no commit";
   state += store.dirty ? ", written since" : "";
-  return state + (store.locked ? ", in use" : "");
+  state += store.copy ? ", a copy" : "";
+  state += store.locked ? ", in use" : "";
+  return state + (store.problem.empty() ? "" : " (" + store.problem + ")");
 }
 
 Result<ExitCode> list(const Invocation& invocation, const std::string& folder) {
@@ -51,6 +74,12 @@ Result<ExitCode> list(const Invocation& invocation, const std::string& folder) {
                         format_bytes(store.bytes),
                         state_of(store),
                         store.run_dir.empty() ? "(no run recorded)" : store.run_dir);
+    for (std::size_t i = 1; i < store.parts.size(); ++i) {
+      text += fmt::format("{:32}  {:>10}  also in {}\n",
+                          "",
+                          format_bytes(store.parts[i].bytes),
+                          store.parts[i].path);
+    }
   }
   Json json = Json::object();
   json.add("folder", folder);
@@ -74,14 +103,37 @@ Result<ExitCode> remove(const Invocation& invocation, const std::string& folder)
   return ExitCode::kOk;
 }
 
+// The store is named by the path of any of its parts.
+Result<ExitCode> copy(const Invocation& invocation) {
+  const std::optional<std::string> source = invocation.arguments.text("ID");
+  const std::optional<std::string> target = invocation.arguments.text("TARGET");
+  if (!source || !target) {
+    return usage_error("store copy: a store and a target folder are needed")
+        .with_hint("headrace store copy FOLDER/ID TARGET");
+  }
+  HEADRACE_ASSIGN(const tiers::nvme::StoreLocation location,
+                  tiers::nvme::locate_store(absolute_path(working_directory(), *source)));
+  HEADRACE_ASSIGN(const std::string id, tiers::nvme::copy_store(location, {{.path = *target}}));
+  Json json = Json::object();
+  json.add("source", location.id);
+  json.add("id", id);
+  json.add("folder", *target);
+  invocation.output.result(
+      json, invocation.json, fmt::format("copied {} to {}/{}\n", *source, *target, id));
+  return ExitCode::kOk;
+}
+
 Result<ExitCode> run(const Invocation& invocation) {
   train::install_interrupt(train::InterruptMode::kImmediate);
   const Arguments& arguments = invocation.arguments;
   const std::string action = *arguments.text("ACTION");
   const std::optional<std::string> folder = arguments.text("--store");
+  if (action == "copy") {
+    return copy(invocation);
+  }
   if (action != "list" && action != "remove") {
     return usage_error(fmt::format("store: '{}' is not an action", action))
-        .with_hint("the actions are list and remove");
+        .with_hint("the actions are list, remove and copy");
   }
   if (!folder) {
     return usage_error(fmt::format("store {}: --store FOLDER is needed", action))

@@ -41,9 +41,9 @@ Result<Opened> open_path(const std::string& given) {
     }
     reference = *found;
   } else if (path_exists(path + "/data")) {
-    const std::string folder = parent_path(path);
-    reference.folders = {folder};
-    reference.id = path.substr(folder.size() + 1);
+    HEADRACE_ASSIGN(tiers::nvme::StoreLocation location, tiers::nvme::locate_store(path));
+    reference.folders = std::move(location.folders);
+    reference.id = std::move(location.id);
   } else {
     return usage_error(fmt::format("'{}' is neither a run nor a store", given))
         .with_why(is_directory(path) ? "there is neither a store.json nor a data file in it"
@@ -62,6 +62,8 @@ Json extent_to_json(const Store& store, const ExtentKey& key) {
   json.add("unit", key.unit);
   json.add("tile", key.tile);
   json.add("kind", key.kind == ExtentKind::kParam ? "param" : "state");
+  json.add("folder", place.folder);
+  json.add("slot", place.slot);
   json.add("offset", place.offset);
   json.add("header_bytes", place.header_bytes);
   json.add("payload_bytes", place.payload_bytes);
@@ -80,6 +82,15 @@ Json extents_to_json(const Store& store) {
     }
   }
   return extents;
+}
+
+// One data file for each folder.
+Json files_to_json(const Store& store) {
+  Json files = Json::array();
+  for (std::uint32_t folder = 0; folder < store.folder_count(); ++folder) {
+    files.push_back(Json(store.data_path(folder)));
+  }
+  return files;
 }
 
 Json units_to_json(const TensorTable& table) {
@@ -183,6 +194,8 @@ Result<Json> inspect_path(const std::string& path) {
   json.add("run_dir", opened.run ? opened.run->dir : store.contents().run_dir);
   json.add("store", store.path());
   json.add("id", store.id());
+  json.add("slots", store.slots());
+  json.add("files", files_to_json(store));
   json.add("bytes", store.bytes());
   json.add("layout", store.contents().layout_tag);
   json.add("dirty", store.dirty());
@@ -196,11 +209,15 @@ Result<Json> inspect_path(const std::string& path) {
 
 std::string format_inspection(const Json& inspection) {
   std::string text;
-  for (const char* key : {"kind", "run_dir", "store", "layout", "dirty"}) {
+  for (const char* key : {"kind", "run_dir", "store", "layout", "slots", "dirty"}) {
     text += fmt::format("{:<14} {}\n", key, text_of(inspection.find(key)));
   }
   const Json* bytes = inspection.find("bytes");
   text += fmt::format("{:<14} {}\n", "size", format_bytes(bytes->as_uint().value_or(0)));
+  const auto& files = *inspection.find("files")->as_array();
+  for (std::size_t i = 1; i < files.size(); ++i) {
+    text += fmt::format("{:<14} {}\n", "also in", text_of(&files[i]));
+  }
   const Json* commit = inspection.find("commit");
   if (commit == nullptr || commit->is_null()) {
     text += fmt::format("{:<14} none\n", "commit");

@@ -391,6 +391,13 @@ Result<Map> parse_map(const Superblock& superblock,
   }
   const std::span<const std::byte> run_state = bytes.subspan(sizeof(MapHeader) + entries_bytes);
   map.run_state.assign(reinterpret_cast<const char*>(run_state.data()), run_state.size());
+  const auto no_step = [](const MapEntry& entry) {
+    return entry.param_step < 0 || entry.param_step > kStepMax || entry.state_step < -1 ||
+           entry.state_step > kStepMax;
+  };
+  if (std::any_of(map.entries.begin(), map.entries.end(), no_step)) {
+    return damaged(name, "the commit record names a step that no write has");
+  }
   const auto no_slot = [&](const MapEntry& entry) { return entry.slot >= superblock.slots; };
   if (std::any_of(map.entries.begin(), map.entries.end(), no_slot)) {
     return damaged(name, "the commit record names a slot that the store does not have");

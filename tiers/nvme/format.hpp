@@ -37,6 +37,7 @@ inline constexpr std::uint64_t kFolderPathsBytesMax = std::uint64_t{1} << 20U;
 inline constexpr std::uint64_t kTensorTableBytesMax = std::uint64_t{256} << 20U;
 inline constexpr std::uint64_t kPayloadBytesMax = std::uint64_t{1} << 40U;  // of one extent
 inline constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 60U;
+inline constexpr std::int64_t kStepMax = std::int64_t{1} << 60U;
 inline constexpr std::uint32_t kSlotsMax = 2;
 inline constexpr std::uint32_t kFoldersMax = 64;
 inline constexpr std::size_t kLayoutTagBytes = 32;

@@ -202,6 +202,7 @@ Result<PlannedLayout> plan_layout(const StoreContents& contents,
 
 std::vector<std::string> paths_of(const std::vector<StoreFolder>& folders) {
   std::vector<std::string> paths;
+  paths.reserve(folders.size());
   for (const StoreFolder& folder : folders) {
     paths.push_back(folder.path);
   }

@@ -257,6 +257,7 @@ std::vector<std::string> folders_of_store(const std::vector<std::string>& folder
   }
   add_recorded_parts(parts);
   std::vector<std::string> found;
+  found.reserve(parts.size());
   for (const Part& part : parts) {
     found.push_back(parent_path(part.shown.path));
   }

@@ -100,13 +100,13 @@ bool has_record(BlockFile& file, const format::Region& record) {
 // The commit that all parts have; see the head of this file.
 Result<std::uint64_t> choose_generation(const std::vector<Candidate>& parts) {
   std::uint64_t newest = 0;
-  const format::Superblock* newest_block = nullptr;
+  format::Region newest_record{};
   for (const Candidate& part : parts) {
     const std::uint64_t generation = newest_generation(part.copies);
-    if (newest_block == nullptr || generation > newest) {
+    if (generation > newest) {
       newest = generation;
-      newest_block =
-          &*part.copies.blocks[static_cast<std::size_t>(part.copies.of_generation(generation))];
+      newest_record =
+          part.copies.blocks[static_cast<std::size_t>(part.copies.of_generation(generation))]->map;
     }
   }
   const auto all_have = [&](std::uint64_t generation) {
@@ -118,7 +118,7 @@ Result<std::uint64_t> choose_generation(const std::vector<Candidate>& parts) {
     return newest;
   }
   for (const Candidate& part : parts) {
-    if (part.copies.of_generation(newest) < 0 && !has_record(*part.file, newest_block->map)) {
+    if (part.copies.of_generation(newest) < 0 && !has_record(*part.file, newest_record)) {
       return stale_folder(*part.file, newest_generation(part.copies), newest);
     }
   }

@@ -131,6 +131,7 @@ Status StoreState::write_superblocks(const std::vector<std::uint32_t>& folders,
 
 Status StoreState::sync(const std::vector<std::uint32_t>& folders) {
   std::vector<BlockFile*> targets;
+  targets.reserve(folders.size());
   for (const std::uint32_t folder : folders) {
     targets.push_back(files[folder].file.get());
   }
@@ -145,6 +146,7 @@ std::vector<std::uint32_t> StoreState::all_folders() const {
 
 std::vector<format::Superblock> StoreState::blocks() const {
   std::vector<format::Superblock> blocks;
+  blocks.reserve(files.size());
   for (const StoreFile& part : files) {
     blocks.push_back(part.block);
   }
