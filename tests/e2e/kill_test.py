@@ -32,9 +32,12 @@ def split_memory(headrace, folder):
 
 
 def placements(headrace, folder):
+    """Settings of [tiers] by name; each takes the run's own folder for its store."""
+    memory = split_memory(headrace, folder)
     return {
-        "nvme": {"place": "nvme"},
-        "split": {"host_memory": split_memory(headrace, folder)},
+        "nvme": lambda own: {"place": "nvme", "nvme": [own]},
+        "split": lambda own: {"host_memory": memory, "nvme": [own]},
+        "two folders": lambda own: {"place": "nvme", "nvme": [own, f"{own}-2"]},
     }
 
 
@@ -71,8 +74,8 @@ def check_moment(report, headrace, folder, case):
     difference = harness.first_difference(run.rows(), case["rows"])
     difference = difference or harness.same_tensors(run.weights(), case["weights"])
     report.check(f"{fact}: equal metrics and weights", not difference, difference)
-    stores = list((folder / f"{run.name}-nvme").iterdir())
-    report.equal(f"{fact}: one store is left", len(stores), 1)
+    for place in folder.glob(f"{run.name}-nvme*"):
+        report.equal(f"{fact}: one store is left in {place.name}", len(list(place.iterdir())), 1)
     verified = headrace.run("verify", run.dir)
     report.check(f"{fact}: and it is whole", verified.code == harness.OK, verified)
 
@@ -101,7 +104,7 @@ def main():
                     "name": f"{place}, {checkpoint}",
                     "every": CHECKPOINTS[checkpoint],
                     "changes": {
-                        "tiers": places[place],
+                        "tiers": places[place](folder / f"killed{index}-nvme"),
                         "durability": {"checkpoint": checkpoint},
                     },
                     "random": random,
