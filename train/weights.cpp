@@ -52,7 +52,7 @@ class CommittedWeights final : public Weights {
  public:
   // `owned` is `store`, or null where it belongs to someone else.
   CommittedWeights(std::string dir,
-                   tiers::nvme::Store& store,
+                   const tiers::nvme::Store& store,
                    std::unique_ptr<tiers::nvme::Store> owned,
                    TensorTable table,
                    std::unique_ptr<tiers::Arena> memory)
@@ -141,10 +141,11 @@ class CommittedWeights final : public Weights {
     }
     cached_.reset();
     const std::size_t bytes = static_cast<std::size_t>(after->elements) * sizeof(float);
-    HEADRACE_TRY(store_->read_now({.unit = static_cast<std::uint32_t>(wanted.first),
-                                   .tile = static_cast<std::uint32_t>(wanted.second),
-                                   .kind = tiers::nvme::ExtentKind::kParam},
-                                  {tile_memory(), bytes}));
+    HEADRACE_TRY(store_->read_committed({.unit = static_cast<std::uint32_t>(wanted.first),
+                                         .tile = static_cast<std::uint32_t>(wanted.second),
+                                         .kind = tiers::nvme::ExtentKind::kParam},
+                                        {tile_memory(), bytes},
+                                        {memory_->data(), store_->header_bytes_max()}));
     cached_ = wanted;
     cached_generation_ = generation;
     return {};
@@ -152,9 +153,12 @@ class CommittedWeights final : public Weights {
 
   std::string dir_;
 
-  [[nodiscard]] std::byte* tile_memory() const { return memory_->data(); }
+  // A header comes before the tile: both are targets of direct I/O.
+  [[nodiscard]] std::byte* tile_memory() const {
+    return memory_->data() + store_->header_bytes_max();
+  }
 
-  tiers::nvme::Store* store_;
+  const tiers::nvme::Store* store_;
   std::unique_ptr<tiers::nvme::Store> owned_;
   TensorTable table_;
   std::unique_ptr<tiers::Arena> memory_;  // of the largest header and the largest tile
@@ -164,7 +168,7 @@ class CommittedWeights final : public Weights {
 };
 
 // The table's tiles are those that the store was made for.
-Status check_tiles(tiers::nvme::Store& store, const TensorTable& table) {
+Status check_tiles(const tiers::nvme::Store& store, const TensorTable& table) {
   std::size_t tiles = 0;
   for (const StoredUnit& unit : table.units) {
     tiles += unit.tiles.size();
@@ -186,7 +190,7 @@ Status check_tiles(tiers::nvme::Store& store, const TensorTable& table) {
 }
 
 Result<std::unique_ptr<Weights>> make_committed(std::string dir,
-                                                tiers::nvme::Store& store,
+                                                const tiers::nvme::Store& store,
                                                 std::unique_ptr<tiers::nvme::Store> owned) {
   HEADRACE_ASSIGN(TensorTable table,
                   tensor_table_from_text(store.contents().tensor_table, store.path()));
@@ -195,8 +199,9 @@ Result<std::unique_ptr<Weights>> make_committed(std::string dir,
   for (const tiers::nvme::TileBytes& tile : store.contents().tiles) {
     tile_bytes = std::max(tile_bytes, tile.param_bytes);
   }
-  HEADRACE_ASSIGN(std::unique_ptr<tiers::Arena> memory,
-                  tiers::Arena::create(tiers::Tier::kHost, "committed", tile_bytes));
+  HEADRACE_ASSIGN(
+      std::unique_ptr<tiers::Arena> memory,
+      tiers::Arena::create(tiers::Tier::kHost, "committed", store.header_bytes_max() + tile_bytes));
   return std::unique_ptr<Weights>(std::make_unique<CommittedWeights>(
       std::move(dir), store, std::move(owned), std::move(table), std::move(memory)));
 }
@@ -204,7 +209,7 @@ Result<std::unique_ptr<Weights>> make_committed(std::string dir,
 Result<std::unique_ptr<Weights>> open_committed(const std::string& dir) {
   const RunPaths paths{.dir = absolute_path(working_directory(), dir)};
   HEADRACE_ASSIGN(std::unique_ptr<tiers::nvme::Store> store, open_committed_store(paths));
-  tiers::nvme::Store& opened = *store;
+  const tiers::nvme::Store& opened = *store;
   return make_committed(dir, opened, std::move(store));
 }
 
@@ -217,7 +222,7 @@ std::string tokenizer_of(const model::Architecture& architecture) {
   return architecture.tokenizer;
 }
 
-Result<std::unique_ptr<Weights>> weights_of_commit(tiers::nvme::Store& store,
+Result<std::unique_ptr<Weights>> weights_of_commit(const tiers::nvme::Store& store,
                                                    const std::string& run_dir) {
   return make_committed(run_dir, store, nullptr);
 }

@@ -42,7 +42,7 @@ class Weights {
 
 // Those of the last commit of a store that is being written to: the slots that the commit names are
 // read. `store` outlives the result; while it is read, on whatever thread, no commit may be made.
-[[nodiscard]] Result<std::unique_ptr<Weights>> weights_of_commit(tiers::nvme::Store& store,
+[[nodiscard]] Result<std::unique_ptr<Weights>> weights_of_commit(const tiers::nvme::Store& store,
                                                                  const std::string& run_dir);
 
 }  // namespace headrace::train

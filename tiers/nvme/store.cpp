@@ -154,6 +154,13 @@ Status Store::check(const ExtentKey& key,
                     std::span<const std::byte> payload) const {
   HEADRACE_ASSERT(payload.size() == place.payload_bytes, "the payload has the extent's length");
   HEADRACE_TRY(check_header(key, place, header));
+  return check_sums(key, place, header, payload);
+}
+
+Status Store::check_sums(const ExtentKey& key,
+                         const ExtentPlace& place,
+                         std::span<const std::byte> header,
+                         std::span<const std::byte> payload) const {
   for (std::uint64_t i = 0; i < format::sum_count(payload.size()); ++i) {
     const std::uint64_t begin = i * kSumBlockBytes;
     const auto bytes = std::min<std::uint64_t>(kSumBlockBytes, payload.size() - begin);
@@ -169,6 +176,28 @@ Status Store::read_now(const ExtentKey& key, std::span<std::byte> payload) {
   HEADRACE_TRY(file(at.folder).read(at.offset, header));
   HEADRACE_TRY(file(at.folder).read(at.offset + at.header_bytes, payload));
   return check(key, at, header, payload);
+}
+
+Status Store::read_committed(const ExtentKey& key,
+                             std::span<std::byte> payload,
+                             std::span<std::byte> header) const {
+  HEADRACE_ASSERT(last_commit().has_value(), "there is a commit");
+  const std::size_t extent = state_->extent_index(key);
+  const format::MapEntry& entry = state_->committed[extent / 2];
+  const ExtentPlace at = state_->place(key, entry.slot);
+  HEADRACE_ASSERT(payload.size() == at.payload_bytes, "the payload has the extent's length");
+  const std::span<std::byte> head = header.first(at.header_bytes);
+  HEADRACE_TRY(file(at.folder).read(at.offset, head));
+  HEADRACE_TRY(file(at.folder).read(at.offset + at.header_bytes, payload));
+  const std::int64_t step = extent % 2 == 0 ? entry.param_step : entry.state_step;
+  if (auto problem = format::extent_header_problem(state_->identity(key, at), step, head)) {
+    return state_->corrupt(key, at, std::move(*problem));
+  }
+  return check_sums(key, at, head, payload);
+}
+
+std::size_t Store::header_bytes_max() const {
+  return state_->header.bytes().size();
 }
 
 Status Store::write_now(const ExtentKey& key,

@@ -216,6 +216,14 @@ class Store {
                                  std::span<const std::byte> payload,
                                  std::int64_t step);
 
+  // Reads what the last commit names, whatever has been written since (two slots a tile), and
+  // checks it. `payload` and `header`, of header_bytes_max() at least, are page-aligned. Any
+  // thread, beside everything but commit().
+  [[nodiscard]] Status read_committed(const ExtentKey& key,
+                                      std::span<std::byte> payload,
+                                      std::span<std::byte> header) const;
+  [[nodiscard]] std::size_t header_bytes_max() const;
+
   // With one slot: sets the dirty flag durably before the first write after a commit; no-op when
   // already dirty. With two slots: nothing to do.
   [[nodiscard]] Status mark_dirty();
@@ -231,6 +239,11 @@ class Store {
 
  private:
   explicit Store(std::unique_ptr<StoreState> state);
+  // Of a header that was found to be right: the sums of all sub-blocks.
+  [[nodiscard]] Status check_sums(const ExtentKey& key,
+                                  const ExtentPlace& place,
+                                  std::span<const std::byte> header,
+                                  std::span<const std::byte> payload) const;
   std::unique_ptr<StoreState> state_;
 };
 

@@ -95,6 +95,7 @@ void take_commit(StoreState& state) {
   for (std::size_t i = 0; i < state.tiles.size(); ++i) {
     state.committed_slot[i].store(state.map.entries[i].slot, std::memory_order_release);
   }
+  state.committed = state.map.entries;
   state.dirty.store(false, std::memory_order_release);
   state.last_commit = CommitRecord{.generation = state.map.generation,
                                    .step = state.map.step,

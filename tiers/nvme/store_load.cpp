@@ -184,6 +184,7 @@ Status read_commit(StoreState& state) {
     state.newest[2 * i + 1].store(StoreState::newest_of(entry.state_step, entry.slot));
     state.committed_slot[i].store(entry.slot);
   }
+  state.committed = std::move(map.entries);
   state.last_commit = CommitRecord{.generation = map.generation,
                                    .step = map.step,
                                    .update_count = map.update_count,

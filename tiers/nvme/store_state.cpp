@@ -79,8 +79,8 @@ ExtentPlace StoreState::read_place(const ExtentKey& key) const {
 
 ExtentPlace StoreState::write_place(const ExtentKey& key) const {
   const std::size_t tile = tile_index(key.unit, key.tile);
-  const std::uint32_t committed = committed_slot[tile].load(std::memory_order_acquire);
-  return place(key, block().slots == 1 ? 0 : 1 - committed);
+  const std::uint32_t taken = committed_slot[tile].load(std::memory_order_acquire);
+  return place(key, block().slots == 1 ? 0 : 1 - taken);
 }
 
 format::ExtentIdentity StoreState::identity(const ExtentKey& key, const ExtentPlace& place) const {

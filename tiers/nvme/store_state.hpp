@@ -46,6 +46,7 @@ struct StoreState {
   std::unique_ptr<std::atomic<std::int64_t>[]> newest;
   // Of tile i: the slot that the last commit names.
   std::unique_ptr<std::atomic<std::uint32_t>[]> committed_slot;
+  std::vector<format::MapEntry> committed;  // of tile i, in the last commit
   std::atomic<bool> dirty{false};
   std::optional<Error> failure;  // of the commit after which nothing more is written
   PageBuffer header;             // as large as the largest header; synchronous calls only

@@ -12,6 +12,7 @@
 #include <set>
 
 #include "tiers/nvme/format.hpp"
+#include "tiers/nvme/page_buffer.hpp"
 #include "tiers/nvme/test_support.hpp"
 
 namespace headrace::tiers::nvme {
@@ -172,6 +173,28 @@ TEST(Store, DirtyIsDurableAndACommitClearsIt) {
     store = std::move(*open_store(folder.path(), id, Access::kWrite));
     EXPECT_FALSE(store->dirty());
     EXPECT_EQ(store->last_commit()->step, step);
+  }
+}
+
+// What [export] reads while the run goes on.
+TEST(Store, TheLastCommitIsReadWhateverHasBeenWrittenSince) {
+  const TestFolder folder;
+  const std::unique_ptr<Store> store = make_store(folder.path(), small_contents(), 2);
+  ASSERT_NE(store, nullptr);
+  for (std::int64_t step = 1; step <= 6; ++step) {
+    write_all_extents(*store, step);
+    HEADRACE_EXPECT_OK(store->commit({.step = step}));
+    write_all_extents(*store, step + 100);
+    const std::size_t header_bytes = store->header_bytes_max();
+    for (const ExtentKey& key : all_extents(*store)) {
+      const std::size_t bytes = store->read_place(key).payload_bytes;
+      PageBuffer memory = PageBuffer::create(header_bytes + bytes).value();
+      const std::span<std::byte> payload = memory.bytes().subspan(header_bytes, bytes);
+      HEADRACE_EXPECT_OK(store->read_committed(key, payload, memory.bytes().first(header_bytes)));
+      const std::vector<std::byte> wanted = pattern(*store, key, step);
+      EXPECT_TRUE(std::equal(payload.begin(), payload.end(), wanted.begin(), wanted.end()))
+          << store->describe(key);
+    }
   }
 }
 
