@@ -84,21 +84,33 @@ void fill_randomly(std::span<std::byte> memory, std::uint64_t seed) {
   }
 }
 
-// Memory on huge pages or expressly not, filled.
+// kSplit: as contiguous as huge pages, but mapped page by page.
+enum class Pages : std::uint8_t { kHuge, kSplit, kOrdinary };
+constexpr std::array kPagesNames = {"huge", "split", "ordinary"};
+
+// Memory on pages of a kind, filled.
 class Buffers {
  public:
-  Buffers(std::size_t bytes, bool huge) : bytes_(bytes + kHugePageBytes) {
+  Buffers(std::size_t bytes, Pages kind) : bytes_(bytes + kHugePageBytes) {
     memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (memory_ == MAP_FAILED) {
       fail(errno_error("no memory for buffers", errno));
     }
-    if (::madvise(memory_, bytes_, huge ? MADV_HUGEPAGE : MADV_NOHUGEPAGE) != 0) {
+    if (::madvise(memory_, bytes_, kind == Pages::kOrdinary ? MADV_NOHUGEPAGE : MADV_HUGEPAGE) !=
+        0) {
       fmt::print("(the system does not take advice on huge pages)\n");
     }
     const auto address = reinterpret_cast<std::uintptr_t>(memory_);
     const std::size_t shift = (kHugePageBytes - address % kHugePageBytes) % kHugePageBytes;
     span_ = {static_cast<std::byte*>(memory_) + shift, bytes};
     fill_randomly(span_, 1);
+    // Other rights for a part of a huge page take its one entry of the page table apart.
+    for (std::size_t at = 0; kind == Pages::kSplit && at < bytes; at += kHugePageBytes) {
+      if (::mprotect(&span_[at], kPageBytes, PROT_READ) != 0 ||
+          ::mprotect(&span_[at], kPageBytes, PROT_READ | PROT_WRITE) != 0) {
+        fail(errno_error("a huge page cannot be split", errno));
+      }
+    }
   }
 
   Buffers(const Buffers&) = delete;
@@ -279,7 +291,7 @@ Bench::Bench(const Settings& settings)
     fail(status.error());
   }
   // One more lane than the patterns use: for the urgent read.
-  buffers_ = std::make_unique<Buffers>((settings.lanes + 1) * settings.tile_bytes, true);
+  buffers_ = std::make_unique<Buffers>((settings.lanes + 1) * settings.tile_bytes, Pages::kHuge);
   make_engine();
   run_tier(Pattern::kWrite);  // no round pays for blocks that were never written
   fmt::print("tiles of {} MiB, {} lanes, {} requests of 1 MiB in flight, {}, direct I/O {}\n",
@@ -448,7 +460,7 @@ void Bench::latency() {
   const std::vector<double> busy = urgent_reads(kReads);
   stop.store(true);
   others.join();
-  const double in_flight = static_cast<double>(settings_.io_depth * kRequestBytes);
+  const auto in_flight = static_cast<double>(settings_.io_depth * kRequestBytes);
   const double bound = quantile(idle, 0.99) + kAllowed * in_flight / mixed;
   fmt::print(
       "urgent read of {} MiB: idle p50 {:.2f} ms, p99 {:.2f} ms; while reads and writes saturate "
@@ -466,22 +478,23 @@ void Bench::latency() {
 // Why pages matter: reads by the bare loop, the kinds taking turns.
 void Bench::pages() {
   struct Kind {
-    bool huge;
+    Pages pages;
     std::size_t set_mib;
     std::size_t request_kib;
   };
 
   // 1,016 KiB are 254 ordinary pages: what many virtual drives take as one request.
-  constexpr std::array kKinds = {Kind{true, 8, 1024},
-                                 Kind{false, 8, 1024},
-                                 Kind{true, 64, 1024},
-                                 Kind{false, 64, 1024},
-                                 Kind{true, 512, 1024},
-                                 Kind{false, 512, 1024},
-                                 Kind{true, 8, 1016},
-                                 Kind{false, 8, 1016},
-                                 Kind{true, 8, 256},
-                                 Kind{false, 8, 256}};
+  constexpr std::array kKinds = {Kind{Pages::kHuge, 8, 1024},
+                                 Kind{Pages::kSplit, 8, 1024},
+                                 Kind{Pages::kOrdinary, 8, 1024},
+                                 Kind{Pages::kHuge, 64, 1024},
+                                 Kind{Pages::kOrdinary, 64, 1024},
+                                 Kind{Pages::kHuge, 512, 1024},
+                                 Kind{Pages::kOrdinary, 512, 1024},
+                                 Kind{Pages::kHuge, 8, 1016},
+                                 Kind{Pages::kOrdinary, 8, 1016},
+                                 Kind{Pages::kHuge, 8, 256},
+                                 Kind{Pages::kOrdinary, 8, 256}};
   std::array<std::vector<double>, kKinds.size()> rates;
   std::array<double, kKinds.size()> system{};
   const std::uint64_t begin = store_->read_place(key(0)).offset;
@@ -490,7 +503,7 @@ void Bench::pages() {
     for (std::size_t i = 0; i < kKinds.size(); ++i) {
       const std::size_t request_bytes = kKinds[i].request_kib << 10U;
       const std::size_t in_set = (kKinds[i].set_mib << 20U) / request_bytes;
-      const Buffers buffers(kKinds[i].set_mib << 20U, kKinds[i].huge);
+      const Buffers buffers(kKinds[i].set_mib << 20U, kKinds[i].pages);
       std::vector<Piece> reads;
       for (std::uint64_t at = begin; at + request_bytes <= end; at += request_bytes) {
         reads.push_back({.offset = at,
@@ -510,7 +523,7 @@ void Bench::pages() {
     fmt::print(
         "{:<8} pages, buffers of {:3} MiB, requests of {:4} KiB: {:5.2f} GB/s, kernel "
         "{:.3f} core-s/GB\n",
-        kKinds[i].huge ? "huge" : "ordinary",
+        kPagesNames[static_cast<std::size_t>(kKinds[i].pages)],
         kKinds[i].set_mib,
         kKinds[i].request_kib,
         median(rates[i]),
@@ -535,7 +548,9 @@ void Bench::fio() {
   for (const char* engine : {"io_uring", "libaio"}) {
     for (std::size_t i = 0; i < modes.size(); ++i) {
       fmt::print("fio {} {}{}: ", engine, kPatternNames[i], huge ? ", huge pages" : "");
-      std::fflush(stdout);
+      if (std::fflush(stdout) != 0) {
+        fail(errno_error("cannot write to stdout", errno));
+      }
       const std::string command = fmt::format(
           "fio --name=x --ioengine={} --direct=1 --rw={} --bs=1M --iodepth={} --filename='{}' "
           "--size={} --loops={} --refill_buffers --overwrite=1 --randrepeat=0 --iomem={} "
@@ -603,7 +618,7 @@ std::optional<Settings> parse(std::span<char*> arguments) {
   }
   const bool good = !settings.folder.empty() && settings.io_depth > 0 && settings.lanes > 0 &&
                     settings.tile_bytes > 0 && settings.rounds > 0 &&
-                    settings.total_bytes >= 4 * settings.lanes * settings.tile_bytes;
+                    settings.total_bytes >= 4 * std::uint64_t{settings.lanes} * settings.tile_bytes;
   return good ? std::optional(settings) : std::nullopt;
 }
 

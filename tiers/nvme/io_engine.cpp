@@ -65,7 +65,9 @@ class Engine final : public IoEngine {
          const EngineOptions& options,
          PageBuffer headers,
          std::uint64_t sub_blocks_max);
-  ~Engine() override;
+  // What is left is driven to its end; memory that runs out on the way ends the process, as in the
+  // engine's thread.
+  ~Engine() override;  // NOLINT(bugprone-exception-escape)
 
   // Makes the back end, on the thread that it belongs to.
   [[nodiscard]] Status start();
@@ -237,7 +239,7 @@ Status Engine::start() {
   return result.get();
 }
 
-Engine::~Engine() {
+Engine::~Engine() {  // NOLINT(bugprone-exception-escape)
   {
     const std::scoped_lock lock(signals_.mutex);
     signals_.closing = true;
@@ -245,6 +247,7 @@ Engine::~Engine() {
       signals_.wake_engine();
     }
   }
+
   if (thread_.joinable()) {
     thread_.join();
   } else if (backend_ != nullptr) {

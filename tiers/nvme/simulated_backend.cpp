@@ -35,7 +35,7 @@ class SimulatedBackend final : public IoBackend {
   [[nodiscard]] std::int64_t now_ns() const override { return disk_.now_ns(); }
 
   [[nodiscard]] BackendFacts facts() const override {
-    return {.name = "simulator", .memory_bytes = 2 * depth_ * sizeof(Pending)};
+    return {.name = "simulator", .memory_bytes = depth_ * (sizeof(Pending) + sizeof(IoRequest*))};
   }
 
  private:

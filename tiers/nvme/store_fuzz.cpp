@@ -209,6 +209,7 @@ void Schedule::set_rates(bool faults) {
 
 std::vector<std::unique_ptr<BlockFile>> Schedule::files() const {
   std::vector<std::unique_ptr<BlockFile>> files;
+  files.reserve(disks_.size());
   for (const auto& disk : disks_) {
     files.push_back(std::make_unique<SimulatedFile>(disk));
   }
