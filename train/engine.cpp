@@ -129,7 +129,8 @@ std::vector<exec::DriveOptions> drive_options(const RunConfig& config,
     const auto part = [&](const std::optional<double>& cap) {
       return cap ? std::optional(*cap * share) : std::nullopt;
     };
-    options.push_back({.io_depth = config.tiers.io_depth.value_or(kIoDepth),
+    const int measured = drive.io_depth > 0 ? drive.io_depth : kIoDepth;
+    options.push_back({.io_depth = config.tiers.io_depth.value_or(measured),
                        .read_bytes_per_s = part(config.tiers.links.nvme_read),
                        .write_bytes_per_s = smaller_of(part(config.tiers.links.nvme_write),
                                                        drive.folder.write_limit_bytes_per_s)});
@@ -225,7 +226,7 @@ Status check_machine(const Planned& planned, const HostMemory& memory) {
 
 std::vector<StoreDrive> drives_of(const RunConfig& config,
                                   const std::vector<std::string>& folders,
-                                  const std::vector<double>& bytes_per_s) {
+                                  const FoundMachine& machine) {
   std::vector<StoreDrive> drives;
   const std::vector<NvmeFolder> settings = store_folders(config);
   for (std::size_t i = 0; i < folders.size(); ++i) {
@@ -236,7 +237,8 @@ std::vector<StoreDrive> drives_of(const RunConfig& config,
         drive.folder = setting;
       }
     }
-    drive.weight = i < bytes_per_s.size() ? bytes_per_s[i] : 1.0;
+    drive.weight = machine.folder_bytes_per_s[i];
+    drive.io_depth = machine.folder_io_depth[i];
     if (drive.folder.write_limit_bytes_per_s) {
       // A step reads about as much as it writes.
       drive.weight = std::min(drive.weight, 2 * *drive.folder.write_limit_bytes_per_s);

@@ -21,6 +21,7 @@
 #include "tiers/nvme/store.hpp"
 #include "tiers/queue.hpp"
 #include "tiers/race_checker.hpp"
+#include "train/probe.hpp"
 
 namespace headrace::train {
 
@@ -28,12 +29,13 @@ namespace headrace::train {
 struct StoreDrive {
   NvmeFolder folder;
   double weight = 1;  // bytes per second, reads and writes together, within its write_limit
+  int io_depth = 0;   // as measured; 0: it was not
 };
 
 // The settings of tiers.nvme for each folder of a store (those that it does not name have none).
 [[nodiscard]] std::vector<StoreDrive> drives_of(const RunConfig& config,
                                                 const std::vector<std::string>& folders,
-                                                const std::vector<double>& bytes_per_s);
+                                                const FoundMachine& machine);
 
 struct Planned {
   model::Architecture architecture;

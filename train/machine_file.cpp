@@ -36,8 +36,8 @@ struct Key {
   std::string_view comment;
 };
 
-const std::array<Key, 15>& keys() {
-  static const std::array<Key, 15> table = {{
+const std::array<Key, 16>& keys() {
+  static const std::array<Key, 16> table = {{
       {"schema", &MachineProfile::schema, "version of this file"},
       {"cpu", &MachineProfile::cpu, ""},
       {"cores", &MachineProfile::cores, "that the process may use"},
@@ -58,6 +58,9 @@ const std::array<Key, 15>& keys() {
       {"nvme_mixed_bytes_per_s",
        &MachineProfile::nvme_mixed_bytes_per_s,
        "reads and writes together, half of each"},
+      {"nvme_io_depth",
+       &MachineProfile::nvme_io_depth,
+       "requests of 1 MiB in flight that the drive needs"},
       {"nvme_capacity_bytes", &MachineProfile::nvme_capacity_bytes, "of the filesystem"},
   }};
   return table;

@@ -14,7 +14,7 @@
 
 namespace headrace::train {
 
-inline constexpr int kMachineSchema = 1;
+inline constexpr int kMachineSchema = 2;
 
 struct MachineFile {
   plan::MachineProfile profile;

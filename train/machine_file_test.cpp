@@ -19,6 +19,7 @@ MachineFile example() {
   machine.profile.gemm_fp32_flops_per_s = 1.0 / 3 * 1e12;
   machine.profile.memory_bytes_per_s = 4e10;
   machine.profile.nvme_read_bytes_per_s = 6.9e9;
+  machine.profile.nvme_io_depth = 4;
   machine.profile.nvme_capacity_bytes = 2'000'000'000'000;
   machine.nvme_device = "259:1";
   return machine;
@@ -47,7 +48,7 @@ TEST(MachineFile, RefusesWhatIsNotAProfile) {
       good + "gemm = 1\n",
       replaced("cores = 16", "cores = \"16\""),
       replaced("cores = 16", "cores = -1"),
-      replaced("schema = 1", "schema = 2"),
+      replaced("schema = 2", "schema = 1"),
       replaced("memory_bytes_per_s = ", "memory_bytes_per_s = -"),
       replaced("memory_bytes_per_s = 4", "memory_bytes_per_s = nan #"),
       "schema = \n",

@@ -238,6 +238,7 @@ void set_drive(const DriveRates& drive, MachineFile& machine) {
   machine.profile.nvme_read_bytes_per_s = drive.read_bytes_per_s;
   machine.profile.nvme_write_bytes_per_s = drive.write_bytes_per_s;
   machine.profile.nvme_mixed_bytes_per_s = drive.mixed_bytes_per_s;
+  machine.profile.nvme_io_depth = drive.io_depth;
   machine.profile.nvme_capacity_bytes = drive.capacity_bytes;
 }
 
@@ -245,6 +246,7 @@ DriveRates drive_of(const MachineFile& machine) {
   return DriveRates{.read_bytes_per_s = machine.profile.nvme_read_bytes_per_s,
                     .write_bytes_per_s = machine.profile.nvme_write_bytes_per_s,
                     .mixed_bytes_per_s = machine.profile.nvme_mixed_bytes_per_s,
+                    .io_depth = machine.profile.nvme_io_depth,
                     .capacity_bytes = machine.profile.nvme_capacity_bytes,
                     .device = machine.nvme_device};
 }
@@ -296,6 +298,14 @@ class Drives {
                       drive.folders);
     }
     return rates;
+  }
+
+  [[nodiscard]] std::vector<int> folder_depths() const {
+    std::vector<int> depths;
+    for (const std::size_t index : folder_drives_) {
+      depths.push_back(drives_[index].rates.io_depth);
+    }
+    return depths;
   }
 
  private:
@@ -357,8 +367,10 @@ Result<FoundMachine> find_machine(const std::string& given,
   if (!given.empty()) {
     HEADRACE_ASSIGN(const MachineFile machine, read_machine_file(given));
     warn_of_differences(given, fingerprint_differences(machine.profile, here));
-    return FoundMachine{.profile = machine.profile,
-                        .folder_bytes_per_s = std::vector<double>(store_folders.size(), 1.0)};
+    return FoundMachine{
+        .profile = machine.profile,
+        .folder_bytes_per_s = std::vector<double>(store_folders.size(), 1.0),
+        .folder_io_depth = std::vector<int>(store_folders.size(), machine.profile.nvme_io_depth)};
   }
   const std::string cache = machine_cache_path();
   std::optional<MachineFile> machine = cached_machine(cache, here);
@@ -371,7 +383,8 @@ Result<FoundMachine> find_machine(const std::string& given,
     HEADRACE_TRY(drives.add(existing_parent(folder)));
   }
   return FoundMachine{.profile = drives.together(machine->profile),
-                      .folder_bytes_per_s = drives.folder_rates()};
+                      .folder_bytes_per_s = drives.folder_rates(),
+                      .folder_io_depth = drives.folder_depths()};
 }
 
 Result<MachineProfile> known_machine() {

@@ -27,6 +27,7 @@ struct FoundMachine {
   plan::MachineProfile profile;
   // Of each folder, in the order asked: reads and writes together. Folders on one drive share it.
   std::vector<double> folder_bytes_per_s;
+  std::vector<int> folder_io_depth;  // that its drive needs; 0: not measured
 };
 
 // The profile to plan with: `given` where not empty (a fingerprint that differs is a warning in the

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <array>
 #include <atomic>
 #include <cerrno>
 #include <chrono>
@@ -35,6 +36,11 @@ constexpr std::size_t kBlockBytes = std::size_t{1} << 20U;
 constexpr std::size_t kPageBytes = 4096;
 constexpr std::uint64_t kBlocks = kProbeFileBytes / kBlockBytes;
 constexpr std::chrono::milliseconds kPassTimeMax{400};
+// Requests of a block in flight that are tried, and the share of the best rate that will do.
+constexpr int kWriteDepth = 8;
+constexpr std::array<int, 3> kDepths = {4, 8, 16};
+constexpr std::chrono::milliseconds kDepthTimeMax{120};
+constexpr double kGoodEnough = 0.95;
 
 // Every page of a block begins with its number, so that no page of the file equals another and a
 // misdirected read shows.
@@ -58,21 +64,34 @@ bool stamped(std::span<const std::byte> block, std::uint64_t index) {
 
 enum class Access { kRead, kWrite, kBoth };
 
-// One pass over blocks by kDriveProbeThreads. Counts what was moved until the time is up.
+// One pass over blocks by as many threads as requests are to be in flight. Counts what was moved
+// until the time is up.
 class Pass {
  public:
-  Pass(int descriptor, std::span<std::byte> buffers, Access access, std::uint64_t blocks)
-      : descriptor_(descriptor), buffers_(buffers), access_(access), blocks_(blocks) {}
+  struct Work {
+    Access access = Access::kRead;
+    std::uint64_t blocks = 0;
+    int depth = kWriteDepth;
+    std::chrono::milliseconds time_max = kPassTimeMax;
+  };
+
+  Pass(int descriptor, std::span<std::byte> buffers, const Work& work)
+      : descriptor_(descriptor),
+        buffers_(buffers),
+        access_(work.access),
+        blocks_(work.blocks),
+        depth_(static_cast<std::size_t>(work.depth)),
+        time_max_(work.time_max) {}
 
   // Bytes per second; `blocks_done` says how far it came.
   Result<double> run(std::uint64_t& blocks_done) {
     const Clock::time_point begin = Clock::now();
-    deadline_ = begin + kPassTimeMax;
+    deadline_ = begin + time_max_;
     std::vector<std::thread> threads;
-    threads.reserve(kDriveProbeThreads);
+    threads.reserve(depth_);
     std::optional<Error> not_started;
     try {
-      for (std::size_t i = 0; i < kDriveProbeThreads; ++i) {
+      for (std::size_t i = 0; i < depth_; ++i) {
         threads.emplace_back([this, i] { work(buffers_.subspan(i * kBlockBytes, kBlockBytes)); });
       }
     } catch (const std::exception& error) {
@@ -131,6 +150,8 @@ class Pass {
   std::span<std::byte> buffers_;
   Access access_;
   std::uint64_t blocks_;
+  std::size_t depth_;
+  std::chrono::milliseconds time_max_;
   Clock::time_point deadline_;
   std::atomic<std::uint64_t> next_{0};
   std::atomic<std::uint64_t> done_{0};
@@ -174,14 +195,31 @@ Status measure(int descriptor, DriveRates& rates) {
     const std::uint32_t bits = random.bits({.update = 0, .tensor = 0, .element = at / 4});
     std::memcpy(buffers.data() + at, &bits, sizeof bits);
   }
+  const auto pass = [&](const Pass::Work& work, std::uint64_t& blocks_done) {
+    return Pass(descriptor, buffers, work).run(blocks_done);
+  };
   std::uint64_t blocks = 0;
   std::uint64_t ignored = 0;
   HEADRACE_ASSIGN(rates.write_bytes_per_s,
-                  Pass(descriptor, buffers, Access::kWrite, kBlocks).run(blocks));
-  HEADRACE_ASSIGN(rates.read_bytes_per_s,
-                  Pass(descriptor, buffers, Access::kRead, blocks).run(ignored));
-  HEADRACE_ASSIGN(rates.mixed_bytes_per_s,
-                  Pass(descriptor, buffers, Access::kBoth, blocks).run(ignored));
+                  pass({.access = Access::kWrite, .blocks = kBlocks}, blocks));
+  // More in flight than a drive needs only makes what is wanted now wait longer.
+  std::vector<double> reads;
+  for (const int depth : kDepths) {
+    HEADRACE_ASSIGN(
+        const double rate,
+        pass({.access = Access::kRead, .blocks = blocks, .depth = depth, .time_max = kDepthTimeMax},
+             ignored));
+    reads.push_back(rate);
+  }
+  rates.read_bytes_per_s = *std::max_element(reads.begin(), reads.end());
+  for (std::size_t i = reads.size(); i-- > 0;) {
+    if (reads[i] >= kGoodEnough * rates.read_bytes_per_s) {
+      rates.io_depth = kDepths[i];
+    }
+  }
+  HEADRACE_ASSIGN(
+      rates.mixed_bytes_per_s,
+      pass({.access = Access::kBoth, .blocks = blocks, .depth = rates.io_depth}, ignored));
   return {};
 }
 

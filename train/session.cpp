@@ -146,7 +146,7 @@ class Opener {
     HEADRACE_ASSIGN(session.memory, MemoryMeter::start());
     PlanRequest request;
     request.steps = session.steps;
-    request.drives = drives_of(session.config, session.store_folders, machine.folder_bytes_per_s);
+    request.drives = drives_of(session.config, session.store_folders, machine);
     if (session.resumed) {
       request.stored_tile_elements = table_.tile_elements;
       request.stored_slots = static_cast<int>(session.store->slots());
@@ -394,7 +394,7 @@ Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file
   }
   const std::vector<std::string> folders = paths_of(store_folders(asked));
   HEADRACE_ASSIGN(const FoundMachine found, find_machine(machine_file, folders));
-  request.drives = drives_of(asked, folders, found.folder_bytes_per_s);
+  request.drives = drives_of(asked, folders, found);
   const plan::MachineProfile& machine = found.profile;
   if (!machine_file.empty()) {
     request.memory_bytes = machine.memory_bytes;
