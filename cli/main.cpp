@@ -9,10 +9,12 @@
 #include <new>
 #include <span>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cli/command.hpp"
 #include "cli/openmp_environment.hpp"
+#include "cli/standard_files.hpp"
 #include "core/log.hpp"
 
 #ifndef HEADRACE_VERSION
@@ -62,6 +64,12 @@ int fail(const Error& error, bool verbose) {
   return static_cast<int>(error.code);
 }
 
+// The exit code of a command that had nothing to do but to write.
+int written(Output output, bool verbose) {
+  const Status status = output.finish();
+  return status ? 0 : fail(status.error(), verbose);
+}
+
 int run_command(const Command& command, const std::vector<std::string>& words) {
   const CommandSpec spec = command.spec();
   const Result<Parsed> parsed = parse_arguments(spec, words);
@@ -73,7 +81,7 @@ int run_command(const Command& command, const std::vector<std::string>& words) {
   Output output(arguments.text("--output").value_or(""));
   if (parsed->help) {
     output.write(help_text(spec));
-    return 0;
+    return written(std::move(output), verbose);
   }
   if (verbose) {
     set_log_level(LogLevel::kDebug);
@@ -93,12 +101,14 @@ int run_command(const Command& command, const std::vector<std::string>& words) {
 
 int run(const std::vector<std::string>& words) {
   if (words.empty() || words.front() == "--help") {
-    Output("").write(short_help());
-    return 0;
+    Output output("");
+    output.write(short_help());
+    return written(std::move(output), false);
   }
   if (words.front() == "--version") {
-    Output("").write("headrace " HEADRACE_VERSION "\n");
-    return 0;
+    Output output("");
+    output.write("headrace " HEADRACE_VERSION "\n");
+    return written(std::move(output), false);
   }
   for (const Command* command : commands()) {
     if (command->spec().name == words.front()) {
@@ -114,6 +124,9 @@ int run(const std::vector<std::string>& words) {
 }  // namespace headrace::cli
 
 int main(int count, char** values) {
+  if (!headrace::cli::open_missing_standard_files()) {
+    return static_cast<int>(headrace::ExitCode::kOperating);
+  }
   headrace::cli::adopt_passive_openmp_waits(values);
   // A reader that goes away, and a limit on the size of files (ulimit -f), are errors of write(2)
   // with a text of their own, not the end of the process.
