@@ -29,6 +29,22 @@ auto retry_interrupted(Call call) {
   return result;
 }
 
+std::string_view kind_of(mode_t mode) {
+  switch (mode & S_IFMT) {
+    case S_IFDIR:
+      return "a folder";
+    case S_IFIFO:
+      return "a named pipe";
+    case S_IFSOCK:
+      return "a socket";
+    case S_IFCHR:
+    case S_IFBLK:
+      return "a device";
+    default:
+      return "something else";
+  }
+}
+
 Result<struct stat> stat_of(int fd, const std::string& path) {
   struct stat info = {};
   if (::fstat(fd, &info) != 0) {
@@ -90,12 +106,27 @@ Result<UniqueFd> open_file(const std::string& path, int flags, mode_t mode) {
   return fd;
 }
 
-Result<std::string> read_file(const std::string& path, std::uint64_t bytes_max) {
-  HEADRACE_ASSIGN(const UniqueFd fd, open_file(path, O_RDONLY));
-  HEADRACE_ASSIGN(const struct stat info, stat_of(fd.get(), path));
-  if (!S_ISREG(info.st_mode)) {
-    return operating_error(fmt::format("cannot read '{}': it is not a regular file", path));
+Result<UniqueFd> open_regular_file(const std::string& path) {
+  const auto refused = [&](mode_t mode) {
+    return operating_error(fmt::format("cannot read '{}'", path))
+        .with_why(fmt::format("it is {}, not a regular file", kind_of(mode)));
+  };
+  // Before it is opened, since that alone does things to a device; and after, for what came since.
+  struct stat info = {};
+  if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
+    return refused(info.st_mode);
   }
+  HEADRACE_ASSIGN(UniqueFd fd, open_file(path, O_RDONLY | O_NONBLOCK));
+  HEADRACE_ASSIGN(info, stat_of(fd.get(), path));
+  if (!S_ISREG(info.st_mode)) {
+    return refused(info.st_mode);
+  }
+  return fd;
+}
+
+Result<std::string> read_file(const std::string& path, std::uint64_t bytes_max) {
+  HEADRACE_ASSIGN(const UniqueFd fd, open_regular_file(path));
+  HEADRACE_ASSIGN(const struct stat info, stat_of(fd.get(), path));
   const auto too_large = [&] {
     return operating_error(
         fmt::format("cannot read '{}': it is larger than {} bytes", path, bytes_max));
@@ -141,6 +172,11 @@ bool path_exists(const std::string& path) {
 bool is_directory(const std::string& path) {
   struct stat info = {};
   return ::stat(path.c_str(), &info) == 0 && S_ISDIR(info.st_mode);
+}
+
+bool is_regular_file(const std::string& path) {
+  struct stat info = {};
+  return ::stat(path.c_str(), &info) == 0 && S_ISREG(info.st_mode);
 }
 
 Status read_exactly(int fd, std::span<std::byte> into, std::uint64_t offset_bytes) {
@@ -231,6 +267,13 @@ std::string absolute_path(std::string_view base, std::string_view path) {
   return joined.string();
 }
 
+std::string real_path(const std::string& path) {
+  const std::string absolute = absolute_path(working_directory(), path);
+  std::error_code code;
+  const std::filesystem::path real = std::filesystem::weakly_canonical(absolute, code);
+  return code ? absolute : absolute_path("/", real.string());
+}
+
 std::string working_directory() {
   std::error_code code;
   const std::string path = std::filesystem::current_path(code).string();
@@ -268,11 +311,8 @@ void FileMappingTraits::close(Handle handle) noexcept {
 }
 
 Result<MappedFile> MappedFile::open(const std::string& path) {
-  HEADRACE_ASSIGN(const UniqueFd fd, open_file(path, O_RDONLY));
+  HEADRACE_ASSIGN(const UniqueFd fd, open_regular_file(path));
   HEADRACE_ASSIGN(const struct stat info, stat_of(fd.get(), path));
-  if (!S_ISREG(info.st_mode)) {
-    return operating_error(fmt::format("cannot map '{}': it is not a regular file", path));
-  }
   const auto size_bytes = static_cast<std::size_t>(info.st_size);
   if (size_bytes == 0) {
     return MappedFile();  // mmap refuses a length of zero

@@ -21,12 +21,16 @@ namespace headrace {
 // open(2) with O_CLOEXEC; mode counts only where O_CREAT is among the flags.
 [[nodiscard]] Result<UniqueFd> open_file(const std::string& path, int flags, mode_t mode = 0644);
 
+// For reading. Errors: what is there is no regular file (a pipe, say, would keep an open waiting).
+[[nodiscard]] Result<UniqueFd> open_regular_file(const std::string& path);
+
 // The whole file; an error when it is larger than bytes_max or not a regular file.
 [[nodiscard]] Result<std::string> read_file(const std::string& path, std::uint64_t bytes_max);
 
 [[nodiscard]] Result<std::uint64_t> file_size_bytes(const std::string& path);
 [[nodiscard]] bool path_exists(const std::string& path);
 [[nodiscard]] bool is_directory(const std::string& path);
+[[nodiscard]] bool is_regular_file(const std::string& path);
 
 // Reads exactly into.size() bytes at offset; an end of file before that is a corrupt-data error.
 [[nodiscard]] Status read_exactly(int fd, std::span<std::byte> into, std::uint64_t offset_bytes);
@@ -51,6 +55,8 @@ enum class Parents { kMustExist, kMake };
 
 // path itself when absolute, else below base; "." and ".." resolved as text. base is absolute.
 [[nodiscard]] std::string absolute_path(std::string_view base, std::string_view path);
+// As absolute_path, with links followed as far as the path exists.
+[[nodiscard]] std::string real_path(const std::string& path);
 [[nodiscard]] std::string working_directory();
 // "a/b" of "a/b/c"; "." of "c".
 [[nodiscard]] std::string parent_path(std::string_view path);

@@ -87,6 +87,25 @@ TEST(Files, MappedFileShowsTheBytesAndAnEmptyFileIsEmpty) {
   EXPECT_FALSE(MappedFile::open(folder.path("")));
 }
 
+TEST(Files, WhatIsNoRegularFileIsNotReadNorWaitedFor) {
+  const TestFolder folder;
+  ASSERT_EQ(::mkfifo(folder.path("pipe").c_str(), 0600), 0);
+  for (const std::string& path : {folder.path("pipe"), std::string("/dev/zero"), folder.path("")}) {
+    const auto text = read_file(path, 100);
+    ASSERT_FALSE(text) << path;
+    EXPECT_NE(text.error().why.find("not a regular file"), std::string::npos) << text.error().why;
+    EXPECT_FALSE(MappedFile::open(path)) << path;
+    EXPECT_FALSE(expand_glob(path)) << path;
+  }
+}
+
+TEST(Files, RealPathsFollowLinksAsFarAsThePathExists) {
+  const TestFolder folder;
+  ASSERT_TRUE(make_directory(folder.path("a"), Parents::kMustExist));
+  ASSERT_EQ(::symlink(folder.path("a").c_str(), folder.path("link").c_str()), 0);
+  EXPECT_EQ(real_path(folder.path("link/new/part/")), real_path(folder.path("a")) + "/new/part");
+}
+
 TEST(Files, PathsAreJoinedAndNormalised) {
   EXPECT_EQ(absolute_path("/a/b", "c"), "/a/b/c");
   EXPECT_EQ(absolute_path("/a/b", "../c/./d/"), "/a/c/d");

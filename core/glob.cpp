@@ -119,6 +119,11 @@ Result<std::vector<std::string>> expand_glob(const std::string& pattern) {
     if (fs::is_regular_file(pattern, code)) {
       return std::vector<std::string>{pattern};
     }
+    if (fs::exists(pattern, code) && !is_folder(pattern)) {
+      return operating_error(fmt::format("cannot read '{}'", pattern))
+          .with_why("it is a pipe or a device, not a regular file")
+          .with_hint("copy what it gives into a file, and name that");
+    }
     return operating_error(fmt::format("no such file: '{}'", pattern))
         .with_why(is_folder(pattern) ? "it is a folder" : "")
         .with_hint(

@@ -227,7 +227,7 @@ std::optional<Dtype> SafetensorsTensor::float_dtype() const {
 Result<SafetensorsFile> SafetensorsFile::open(const std::string& path) {
   SafetensorsFile file;
   file.path_ = path;
-  HEADRACE_ASSIGN(file.file_, open_file(path, O_RDONLY));
+  HEADRACE_ASSIGN(file.file_, open_regular_file(path));
   HEADRACE_ASSIGN(const std::uint64_t file_bytes, regular_file_bytes(path, file.file_.get()));
   HEADRACE_ASSIGN(const std::string text, read_header(path, file.file_.get(), file_bytes));
   const std::uint64_t data_begin = kLengthBytes + text.size();

@@ -164,7 +164,7 @@ Json metrics_to_json(const StepMetrics& metrics) {
 }
 
 Result<std::int64_t> last_metrics_step(const std::string& path, std::int64_t step) {
-  HEADRACE_ASSIGN(const UniqueFd descriptor, open_file(path, O_RDONLY));
+  HEADRACE_ASSIGN(const UniqueFd descriptor, open_regular_file(path));
   HEADRACE_ASSIGN(const Kept kept, scan_rows(descriptor.get(), path, step));
   return kept.last_step;
 }

@@ -165,10 +165,13 @@ Status classify(TokenFile& file, int descriptor, const TokenOptions& options) {
 }
 
 Result<UniqueFd> open_data(const std::string& path) {
-  Result<UniqueFd> descriptor = open_file(path, O_RDONLY);
+  Result<UniqueFd> descriptor = open_regular_file(path);
   if (!descriptor) {
     Error error = std::move(descriptor).error();
     error.what = fmt::format("data: cannot open '{}'", path);
+    if (path_exists(path) && !is_regular_file(path)) {
+      error.code = ExitCode::kUsage;
+    }
     return error;
   }
   return descriptor;
