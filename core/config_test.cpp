@@ -499,5 +499,26 @@ TEST(ConfigNames, KeysAreUniqueAndDescribed) {
   }
 }
 
+TEST_F(ConfigTest, NamesOfVeryManyPartsAreRefusedBeforeTheyAreParsed) {
+  std::string name = "a";
+  for (int i = 0; i < 50000; ++i) {
+    name += i % 2 == 0 ? ".a" : " . \"a\"";
+  }
+  for (const std::string& text :
+       {"\n[" + name + "]\n", "\n" + name + " = 1\n", "\nx = { " + name + " = 1 }"}) {
+    const Error error = error_of(text);
+    EXPECT_EQ(error.code, ExitCode::kUsage);
+    EXPECT_NE(error.what.find("64 dots"), std::string::npos) << error.what;
+    EXPECT_TRUE(error.where.starts_with(path_ + ":2:")) << error.where;
+  }
+  EXPECT_FALSE(load(kModel, {"data.train=[{ " + name + " = 1 }]"}));
+  // Dots of a text, of numbers and of a comment are no names.
+  std::string files = "\"" + std::string(200, '.') + "\"";
+  for (int i = 0; i < 100; ++i) {
+    files += ", \"../a." + std::to_string(i) + ".txt\"";
+  }
+  EXPECT_TRUE(load("# " + files + "\n" + kModel + "[data]\ntrain = [" + files + "]\n"));
+}
+
 }  // namespace
 }  // namespace headrace

@@ -74,6 +74,38 @@ ConfigValue convert(const toml::node& node, const Places& places) {
   return result;
 }
 
+// toml++ walks tables within tables by recursion, and bounds the depth of brackets only.
+constexpr int kDotsMax = 64;
+
+// "a.b.c" of a key: dots between the marks that end one. Text is counted like keys, which is more
+// than any needs; "..." and "../.." count once.
+Status check_depth(std::string_view text, const std::string& what, const Places& places) {
+  toml::source_position position = {.line = 1, .column = 0};
+  int dots = 0;
+  char before = '\n';
+  for (const char c : text) {
+    position.column += 1;
+    if (c == '\n') {
+      position.line += 1;
+      position.column = 0;
+    }
+    if (c == '\n' || std::string_view("=,{}[]").find(c) != std::string_view::npos) {
+      dots = 0;
+    } else if (c == '.' && before != '.') {
+      dots += 1;
+    }
+    if (dots > kDotsMax) {
+      return usage_error(fmt::format("{}: more than {} dots in one name or text", what, kDotsMax))
+          .with_why("a name of so many parts is no key of a run, and could not be read safely")
+          .with_where(places.fixed.empty() ? place_text(places.file, position) : places.fixed);
+    }
+    if (c != ' ' && c != '\t') {
+      before = c;
+    }
+  }
+  return {};
+}
+
 }  // namespace
 
 std::string_view ConfigValue::noun() const {
@@ -97,6 +129,8 @@ std::string_view ConfigValue::noun() const {
 }
 
 Result<ConfigValue::Table> parse_config_text(std::string_view text, const std::string& file) {
+  HEADRACE_TRY(
+      check_depth(text, fmt::format("'{}' is not read", file), {.file = file, .fixed = {}}));
   try {
     return convert_table(toml::parse(text), {.file = file, .fixed = {}});
   } catch (const toml::parse_error& error) {
@@ -109,6 +143,7 @@ Result<ConfigValue::Table> parse_config_text(std::string_view text, const std::s
 }
 
 Result<ConfigValue> parse_config_value(std::string_view text, const std::string& place) {
+  HEADRACE_TRY(check_depth(text, "the value is not read", {.file = {}, .fixed = place}));
   try {
     const toml::table table = toml::parse(fmt::format("value = {}", text));
     // "1\nother = 2" would smuggle a second key in.
