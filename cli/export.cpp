@@ -17,7 +17,9 @@ CommandSpec spec() {
           .options = {{.name = "--dtype",
                        .value = "DTYPE",
                        .help = "Of the weights; f32 without it",
-                       .choices = {"f32", "bf16", "f16"}}}};
+                       .choices = {"f32", "bf16", "f16"}},
+                      {.name = "--overwrite",
+                       .help = "Write over a config.json and weights that are no earlier export"}}};
 }
 
 Dtype dtype_of(const Arguments& arguments) {
@@ -31,7 +33,8 @@ Result<ExitCode> run(const Invocation& invocation) {
   HEADRACE_ASSIGN(const train::Exported exported,
                   train::export_run({.run_dir = *arguments.text("RUN_DIR"),
                                      .target_dir = *arguments.text("OUT_DIR"),
-                                     .dtype = dtype_of(arguments)}));
+                                     .dtype = dtype_of(arguments),
+                                     .overwrite = arguments.has("--overwrite")}));
   Json json = Json::object();
   json.add("source", exported.source);
   json.add("target", exported.target_dir);

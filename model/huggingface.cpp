@@ -44,6 +44,34 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
   return fmt::format("[{}]", fmt::join(shape, ", "));
 }
 
+// An export leaves it in config.json.
+constexpr std::string_view kOwnField = "headrace";
+
+// Of which a directory must not hold any beside an export's: which of them is read depends on who
+// reads.
+bool is_other_weights(std::string_view name) {
+  return name.ends_with(".index.json") ||
+         (name.ends_with(".safetensors") && name != "model.safetensors") ||
+         (name.starts_with("pytorch_model") && name.ends_with(".bin"));
+}
+
+// What an export that was killed leaves: in whole, or before it had written config.json.
+bool is_left_over(std::string_view name) {
+  return name == "model.safetensors.partial" ||
+         (name.ends_with(".tmp") &&
+          (name.starts_with("config.json.") || name.starts_with("generation_config.json.")));
+}
+
+bool is_own_file(std::string_view name) {
+  return std::find(kExportFiles.begin(), kExportFiles.end(), name) != kExportFiles.end();
+}
+
+bool config_is_own(const std::string& dir) {
+  const Result<std::string> text = read_file(dir + "/config.json", kConfigBytesMax);
+  const Result<Json> json = text ? parse_json(*text) : Result<Json>(text.error());
+  return json && json->find(kOwnField) != nullptr;
+}
+
 // What a directory without model.safetensors holds instead.
 Error no_weights(const std::string& dir) {
   Error error = operating_error(fmt::format("'{}': it has no model.safetensors", dir));
@@ -200,6 +228,38 @@ Result<HuggingFaceModel> open_huggingface(const std::string& dir,
   return model;
 }
 
+Status check_export_target(const std::string& dir, ExportOver over) {
+  if (!is_directory(dir)) {
+    return {};  // to be made, or an error then
+  }
+  HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(dir));
+  const bool has_config = std::find(names.begin(), names.end(), "config.json") != names.end();
+  const bool own = has_config && config_is_own(dir);
+  const Error error = usage_error(fmt::format("'{}' is not written over", dir));
+  for (const std::string& name : names) {
+    const std::string path = dir + "/" + name;
+    if (is_own_file(name) && !is_regular_file(path)) {
+      return Error(error)
+          .with_why(fmt::format("'{}' in it is not a regular file", name))
+          .with_hint("remove it, or name another folder");
+    }
+    if (is_other_weights(name)) {
+      return Error(error)
+          .with_why(fmt::format("'{}' in it belongs to other weights, which would stay", name))
+          .with_hint("remove it, or name another folder");
+    }
+    const bool unfinished = over == ExportOver::kUnfinished && !has_config && is_own_file(name);
+    if (own || unfinished || is_left_over(name) || over == ExportOver::kAnything) {
+      continue;
+    }
+    return Error(error)
+        .with_why(has_config ? "its config.json is not one that headrace has written"
+                             : fmt::format("it holds '{}', and is no earlier export", name))
+        .with_hint("name another folder, or add --overwrite");
+  }
+  return {};
+}
+
 Status export_huggingface(const Architecture& architecture,
                           const plan::ModelSpec& spec,
                           const HuggingFaceExport& request) {
@@ -228,9 +288,11 @@ Status export_huggingface(const Architecture& architecture,
   HEADRACE_TRY(
       write_file_atomically(request.dir + "/generation_config.json",
                             generation_config_to_json(architecture).dump(kIndentSpaces) + "\n"));
-  return write_file_atomically(
-      request.dir + "/config.json",
-      config_to_json(architecture, request.dtype).dump(kIndentSpaces) + "\n");
+  Json config = config_to_json(architecture, request.dtype);
+  if (config.find(kOwnField) == nullptr) {
+    config.set(std::string(kOwnField), Json::object());
+  }
+  return write_file_atomically(request.dir + "/config.json", config.dump(kIndentSpaces) + "\n");
 }
 
 }  // namespace headrace::model

@@ -7,10 +7,12 @@
 // is reported at once, with file and tensor.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
@@ -58,6 +60,21 @@ class HuggingFaceModel {
 [[nodiscard]] Result<HuggingFaceModel> open_huggingface(const std::string& dir,
                                                         const std::vector<std::string>& ignore);
 
+// What export_huggingface writes; config.json last.
+inline constexpr std::array<std::string_view, 3> kExportFiles = {
+    "config.json", "generation_config.json", "model.safetensors"};
+
+enum class ExportOver : std::uint8_t {
+  kExport,      // an earlier export
+  kUnfinished,  // and one that was killed before it had its config.json
+  kAnything     // other files and models too, with --overwrite
+};
+
+// Whether an export may go to `dir`: one that does not exist, is empty, or holds what `over` says.
+// Errors (kUsage): anything else; in any case weights under other names, and folders and the like
+// under the names that an export writes.
+[[nodiscard]] Status check_export_target(const std::string& dir, ExportOver over);
+
 struct HuggingFaceExport {
   std::string dir;  // made if its parent exists
   Dtype dtype = Dtype::kF32;
@@ -66,9 +83,9 @@ struct HuggingFaceExport {
   std::span<float> buffer;  // scratch, at least one element; a MiB or more is quick
 };
 
-// model.safetensors, generation_config.json, then config.json, each replaced whole. An
-// architecture with a tokenizer leaves its name in config.json ("headrace": {"tokenizer":
-// "bytes"}).
+// model.safetensors, generation_config.json, then config.json, each replaced whole. config.json
+// has a field "headrace", by which an export is known, with the name of the architecture's
+// tokenizer if it has one ({"tokenizer": "bytes"}).
 [[nodiscard]] Status export_huggingface(const Architecture& architecture,
                                         const plan::ModelSpec& spec,
                                         const HuggingFaceExport& request);

@@ -241,5 +241,31 @@ TEST(HuggingFace, DirectoriesThatCannotBeReadSayWhy) {
   EXPECT_NE(error_of(directory.path()).find("sharded"), std::string::npos);
 }
 
+TEST(HuggingFace, AnExportIsKnownForOneAndOnlyWrittenOverOthersWhenAsked) {
+  Architecture described = architecture(Family::kGpt2, true);
+  described.tokenizer.clear();
+  Directory directory(described);
+  directory.write();
+  const auto allowed = [](const std::string& dir, ExportOver over) {
+    return static_cast<bool>(check_export_target(dir, over));
+  };
+  EXPECT_TRUE(allowed("/no/such/directory", ExportOver::kExport));
+  // The directory was written without the field that an export leaves.
+  std::filesystem::remove(directory.path() + "/config.json");
+  EXPECT_FALSE(allowed(directory.path(), ExportOver::kExport));
+  EXPECT_TRUE(allowed(directory.path(), ExportOver::kUnfinished));
+  directory.write();
+  const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+  ASSERT_TRUE(model);
+  EXPECT_FALSE(allowed(directory.path(), ExportOver::kUnfinished));
+  EXPECT_TRUE(allowed(directory.path(), ExportOver::kAnything));
+  ASSERT_TRUE(export_to(directory.path(), *model, spec_of(described), Dtype::kF32));
+  EXPECT_TRUE(allowed(directory.path(), ExportOver::kExport));
+  std::ofstream(directory.path() + "/tokenizer.json") << "{}";
+  EXPECT_TRUE(allowed(directory.path(), ExportOver::kExport));
+  std::ofstream(directory.path() + "/model-00001-of-00002.safetensors") << "x";
+  EXPECT_FALSE(allowed(directory.path(), ExportOver::kAnything));
+}
+
 }  // namespace
 }  // namespace headrace::model

@@ -146,6 +146,9 @@ Status write_safetensors(const SafetensorsWrite& request) {
   HEADRACE_ASSERT(!request.buffer.empty(), "the writer needs a buffer");
   const std::string partial = request.path + ".partial";
   Status status = write_partial(request, partial);
+  if (status) {
+    status = rename_and_flush(partial, request.path);
+  }
   if (!status) {
     Error error = std::move(status).error();
     error.what = fmt::format("writing '{}': {}", request.path, error.what);
@@ -153,7 +156,7 @@ Status write_safetensors(const SafetensorsWrite& request) {
     static_cast<void>(::unlink(partial.c_str()));
     return error;
   }
-  return rename_and_flush(partial, request.path);
+  return {};
 }
 
 }  // namespace headrace::model

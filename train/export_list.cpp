@@ -9,14 +9,12 @@
 
 #include "core/files.hpp"
 #include "core/json.hpp"
+#include "model/huggingface.hpp"
 
 namespace headrace::train {
 namespace {
 
 constexpr std::uint64_t kListBytesMax = std::uint64_t{16} << 20U;
-// What model::export_huggingface writes; config.json last, so it goes first.
-constexpr const char* kExportFiles[] = {
-    "config.json", "generation_config.json", "model.safetensors"};
 
 Error damaged(const std::string& path, const Error& cause) {
   return corrupt_error(fmt::format("'{}' cannot be read", path))
@@ -149,7 +147,8 @@ Status ExportList::remove_folder(std::int64_t step) const {
   const auto failed = [&](int reason) {
     return errno_error(fmt::format("cannot remove the export '{}'", dir), reason);
   };
-  for (const char* name : kExportFiles) {
+  // config.json, which was written last, goes first.
+  for (const std::string_view name : model::kExportFiles) {
     if (::unlink(fmt::format("{}/{}", dir, name).c_str()) != 0 && errno != ENOENT) {
       return failed(errno);
     }

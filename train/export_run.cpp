@@ -4,7 +4,10 @@
 
 #include <algorithm>
 #include <memory>
+#include <optional>
 #include <span>
+#include <string>
+#include <vector>
 
 #include "core/files.hpp"
 #include "model/huggingface.hpp"
@@ -15,6 +18,31 @@
 #include "train/weights.hpp"
 
 namespace headrace::train {
+namespace {
+
+// The run's own files have names that an export has too, and a store is nobody else's place.
+Status check_apart(const ExportRequest& request) {
+  const std::string target = real_path(request.target_dir);
+  const auto refused = [&](const std::string& why) {
+    return usage_error(fmt::format("'{}' cannot take the export", request.target_dir))
+        .with_why(why)
+        .with_hint("name another folder, as in runs/demo-weights");
+  };
+  if (target == real_path(request.run_dir)) {
+    return refused("it is the run's own folder");
+  }
+  const RunPaths paths{.dir = absolute_path(working_directory(), request.run_dir)};
+  HEADRACE_ASSIGN(const std::optional<StoreReference> store, read_store_reference(paths));
+  for (const std::string& folder : store ? store->folders : std::vector<std::string>()) {
+    const std::string real = real_path(folder);
+    if (target == real || target.starts_with(real + "/")) {
+      return refused(fmt::format("the run's store is in '{}'", folder));
+    }
+  }
+  return {};
+}
+
+}  // namespace
 
 Result<Exported> export_run(const ExportRequest& request) {
   if (!is_run_directory(request.run_dir)) {
@@ -23,6 +51,10 @@ Result<Exported> export_run(const ExportRequest& request) {
                                                 : "there is no such directory")
         .with_hint("name the run.dir of a run that was trained");
   }
+  HEADRACE_TRY(check_apart(request));
+  HEADRACE_TRY(model::check_export_target(
+      request.target_dir,
+      request.overwrite ? model::ExportOver::kAnything : model::ExportOver::kExport));
   HEADRACE_ASSIGN(const std::unique_ptr<Weights> weights, open_weights(request.run_dir, {}));
   const model::Architecture& architecture = weights->architecture();
   // Any batch gives the same tensors.

@@ -16,6 +16,7 @@ struct ExportRequest {
   std::string run_dir;
   std::string target_dir;  // made if its parent exists
   Dtype dtype = Dtype::kF32;
+  bool overwrite = false;  // files that are no export's too
 };
 
 struct Exported {
@@ -26,7 +27,9 @@ struct Exported {
   std::uint64_t bytes = 0;  // of the weights
 };
 
-// Tile by tile through two buffers: one tile, and kExportBufferBytes.
+// Errors (kUsage): the target is the run's folder, lies in its store, or holds what is not to be
+// written over (model::check_export_target). Tile by tile through two buffers: one tile, and
+// kExportBufferBytes.
 [[nodiscard]] Result<Exported> export_run(const ExportRequest& request);
 
 }  // namespace headrace::train

@@ -101,6 +101,8 @@ class Exporter final : public PeriodicExport {
   Status write(const ExportEntry& entry) {
     const Clock::time_point begin = Clock::now();
     HEADRACE_TRY(make_directory(settings_.dir, Parents::kMustExist));
+    HEADRACE_TRY(
+        model::check_export_target(list_.folder(entry.step), model::ExportOver::kUnfinished));
     model::HuggingFaceExport target;
     target.dir = list_.folder(entry.step);
     target.dtype = dtype_of(settings_.dtype);

@@ -153,6 +153,130 @@ def missing_files(world):
     world.fails("a look at nothing", USAGE, "inspect", gone, says=[str(gone)])
 
 
+# ---- what a command is started with, and what its paths name ----
+
+
+def closing(*descriptors):
+    def close():
+        for descriptor in descriptors:
+            os.close(descriptor)
+
+    return close
+
+
+@case("closed standard files")
+def closed_standard_files(world):
+    """No file of a run may get the number of one, and with it what is said to the user."""
+    for descriptors in ((0, 1), (0, 2), (1, 2), (0, 1, 2)):
+        name = "closed" + "".join(map(str, descriptors))
+        path = world.config(name, {"run": {"steps": 5}, "tiers": {"place": "nvme"}})
+        trained = world.headrace.run("train", path, before=closing(*descriptors))
+        # Step lines that cannot be written are an error, at the end of a run that is whole.
+        expected = OPERATING if 1 in descriptors else harness.OK
+        world.report.equal(f"{name}: how train ends", trained.code, expected)
+        run = world.folder / f"{name}-run"
+        verified = world.headrace.run("verify", run)
+        world.report.check(f"{name}: the run is whole", verified.code == harness.OK, verified)
+        rows = harness.read_metrics(run / "metrics.jsonl")
+        good = harness.read_metrics(world.good / "metrics.jsonl")
+        difference = harness.first_difference(rows[:2], good)
+        world.report.check(f"{name}: equal metrics", len(rows) == 5 and not difference, difference)
+        log = (run / "run.log").read_text()
+        world.report.check(f"{name}: nothing foreign in the log", "step    " not in log, log)
+    for words in (["--version"], ["--help"], ["plan", "--help"], ["inspect", world.good]):
+        world.fails(f"{words[0]} with stdout closed", OPERATING, *words, before=closing(1))
+        if os.path.exists("/dev/full"):
+            with open("/dev/full", "wb") as full:
+                command = [world.headrace.binary, *words]
+                done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, check=False)
+            fact = f"{words[0]} to a full device"
+            world.report.equal(fact, (done.returncode, b"ENOSPC" in done.stderr), (OPERATING, True))
+
+
+@case("export targets")
+def export_targets(world):
+    def target(name, **files):
+        folder = world.folder / f"target-{name}"
+        folder.mkdir()
+        for file, text in files.items():
+            (folder / file.replace("__", ".")).write_text(text)
+        return folder
+
+    def refused(fact, folder, says, *more):
+        words = ["export", world.good, folder, *more]
+        world.fails(fact, USAGE, *words, says=[says, str(folder)])
+
+    other = {"config__json": '{"model_type": "bert"}', "model__safetensors": "weights"}
+    foreign = target("foreign", **other)
+    refused("an export over another model", foreign, "--overwrite")
+    notes = target("notes", **{"notes__txt": "x"})
+    refused("an export into a folder of other files", notes, "notes.txt")
+    shards = {"model-00001-of-00002__safetensors": "x", "model__safetensors__index__json": "{}"}
+    sharded = target("sharded", **shards)
+    refused("an export beside shards", sharded, "other weights", "--overwrite")
+    odd = target("odd")
+    (odd / "config.json").mkdir()
+    refused("an export over a folder config.json", odd, "not a regular file", "--overwrite")
+    refused("an export into the run", world.good, "own folder", "--overwrite")
+    refused("an export into the store", store_data(world.good).parent, "store is in")
+    link = world.folder / "link-to-store"
+    link.symlink_to(world.good / "store")
+    refused("an export into the store by a link", link / "new", "store is in")
+
+    exported = world.folder / "target-exported"
+    for fact, folder, words in (
+        ("a new folder", exported, []),
+        ("an earlier export", exported, []),
+        ("an empty folder", target("empty"), []),
+        ("what a killed export left", target("killed", model__safetensors__partial="x"), []),
+        ("another model, with --overwrite", foreign, ["--overwrite"]),
+    ):
+        done = world.headrace.run("export", world.good, folder, *words)
+        same = done.code == harness.OK and not harness.same_tensors(
+            harness.read_safetensors(folder / "model.safetensors"),
+            harness.read_safetensors(exported / "model.safetensors"),
+        )
+        world.report.check(f"an export over {fact}", same, done)
+        marked = "headrace" in json.loads((folder / "config.json").read_text())
+        world.report.check(f"an export over {fact}: is known for one", marked)
+
+
+@case("pipes and devices")
+def pipes(world):
+    pipe = world.folder / "pipe"
+    os.mkfifo(pipe)
+    how = {"timeout_s": 20}
+    for what in (pipe, "/dev/zero"):
+        says = ["not a regular file", str(what)]
+        words = ["plan", what]
+        world.fails(f"{what} as RUN.toml", USAGE, *words, says=says, **how)
+        words = ["plan", world.good_config, "--machine", what]
+        world.fails(f"{what} as a machine profile", OPERATING, *words, says=says, **how)
+        data = world.config("piped", {"data": {"train": [what]}})
+        world.fails(f"{what} as data", USAGE, "train", data, says=says, **how)
+    for name in ("config.json", "model.safetensors"):
+
+        def put_pipe(folder):
+            (folder / name).unlink()
+            os.mkfifo(folder / name)
+
+        folder, path = model_case(world, f"piped-{name}", put_pipe)
+        says = ["not a regular file", str(folder / name)]
+        world.fails(f"a pipe as {name}", OPERATING, "train", path, says=says, **how)
+        words = ["generate", "--model", folder, "--prompt", "a"]
+        world.fails(f"a pipe as {name}, generated", OPERATING, *words, says=says, **how)
+
+
+@case("deep keys")
+def deep_keys(world):
+    parts = ".".join(["a"] * 50000)
+    for index, text in enumerate((f"[{parts}]\n", f"{parts} = 1\n", f"x = {{ {parts} = 1 }}\n")):
+        path = world.folder / f"deep{index}.toml"
+        path.write_text(text)
+        says = [f"deep{index}.toml:1:", "64 dots"]
+        world.fails(f"a name of 50,000 parts, form {index}", USAGE, "plan", path, says=says)
+
+
 # ---- folders ----
 
 
