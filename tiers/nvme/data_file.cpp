@@ -140,6 +140,17 @@ Result<std::unique_ptr<DataFile>> DataFile::open_at(int directory,
     return usage_error(fmt::format("nvme tier: cannot use '{}'", file->path_))
         .with_why("it is not a regular file");
   }
+  file->lock_fd_.reset(::openat(directory, name, O_RDONLY | O_NOFOLLOW | O_CLOEXEC | O_NONBLOCK));
+
+  struct stat same {};
+
+  if (!file->lock_fd_ || ::fstat(file->lock_fd(), &same) != 0) {
+    return errno_error(fmt::format("nvme tier: cannot open '{}'", file->path_), errno);
+  }
+  if (same.st_ino != info.st_ino || same.st_dev != info.st_dev) {
+    return operating_error(fmt::format("nvme tier: cannot use '{}'", file->path_))
+        .with_why("it was replaced while it was opened");
+  }
   HEADRACE_ASSIGN(file->bounce_, PageBuffer::create(kBounceBytes));
   return file;
 }
@@ -147,7 +158,7 @@ Result<std::unique_ptr<DataFile>> DataFile::open_at(int directory,
 Status DataFile::lock(Lock kind) {
   const int operation = (kind == Lock::kExclusive ? LOCK_EX : LOCK_SH) | LOCK_NB;
   // `store list` takes the lock for an instant to see whether it is free: so try for a moment.
-  for (int attempt = 1; ::flock(fd(), operation) != 0; ++attempt) {
+  for (int attempt = 1; ::flock(lock_fd(), operation) != 0; ++attempt) {
     if (errno != EWOULDBLOCK && errno != EINTR) {
       return errno_error(fmt::format("nvme tier: cannot lock '{}'", path_), errno);
     }

@@ -47,6 +47,9 @@ class DataFile final : public BlockFile {
 
   [[nodiscard]] int fd() const override { return fd_.get(); }
 
+  // For locks, and for nothing else.
+  [[nodiscard]] int lock_fd() const { return lock_fd_.get(); }
+
   [[nodiscard]] bool direct_io() const override { return direct_io_; }
 
   [[nodiscard]] const std::string& path() const override { return path_; }
@@ -56,6 +59,9 @@ class DataFile final : public BlockFile {
   [[nodiscard]] std::string direct_io_problem();
 
   UniqueFd fd_;
+  // The same file, opened once more for the lock alone: a lock lives as long as something refers to
+  // what was opened, and an io_uring does so for a while after its process has ended.
+  UniqueFd lock_fd_;
   std::string path_;
   PageBuffer bounce_;
   bool direct_io_ = false;

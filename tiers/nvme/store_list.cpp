@@ -40,8 +40,8 @@ struct Part {
 
 // Held by a writer: a shared lock cannot be had. Given back at once.
 bool locked_by_writer(const DataFile& file) {
-  if (::flock(file.fd(), LOCK_SH | LOCK_NB) == 0) {
-    ::flock(file.fd(), LOCK_UN);
+  if (::flock(file.lock_fd(), LOCK_SH | LOCK_NB) == 0) {
+    ::flock(file.lock_fd(), LOCK_UN);
     return false;
   }
   return errno == EWOULDBLOCK;

@@ -86,6 +86,14 @@ UringBackend::~UringBackend() {
   while (under_way_ > 0) {
     [[maybe_unused]] const std::size_t count = wait(completions, std::nullopt);
   }
+  // The kernel takes a ring down some time after it was closed; file and memory are given back now,
+  // so that the filesystem can be unmounted and the pages unpinned. Failure: they go with the ring.
+  if (facts_.registered_file) {
+    static_cast<void>(::io_uring_unregister_files(ring_->get()));
+  }
+  if (facts_.registered_bytes > 0) {
+    static_cast<void>(::io_uring_unregister_buffers(ring_->get()));
+  }
 }
 
 io_uring_sqe* UringBackend::entry() {
