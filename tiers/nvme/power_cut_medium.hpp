@@ -27,7 +27,7 @@ class PowerCutMedium {
     std::string path;
     std::uint64_t bytes = 0;
     std::map<std::uint64_t, Page> durable;                 // by page number
-    std::map<std::uint64_t, std::vector<Page>> volatile_;  // writes since the last sync, in order
+    std::map<std::uint64_t, std::vector<Page>> unflushed;  // writes since the last sync, in order
   };
 
   PowerCutMedium(std::size_t file_count, std::uint64_t seed) : random_(seed) {
@@ -50,16 +50,17 @@ class PowerCutMedium {
   // What the disks have once the power is back.
   void restart() {
     for (const auto& content : contents_) {
-      for (auto& [number, writes] : content->volatile_) {
+      for (auto& [number, writes] : content->unflushed) {
         settle(*content, number, writes);
       }
-      content->volatile_.clear();
+      content->unflushed.clear();
     }
     cut_after(std::nullopt);
   }
 
   [[nodiscard]] std::vector<std::unique_ptr<BlockFile>> files() {
     std::vector<std::unique_ptr<BlockFile>> files;
+    files.reserve(contents_.size());
     for (const auto& content : contents_) {
       files.push_back(std::make_unique<File>(*this, content));
     }
@@ -99,7 +100,7 @@ class PowerCutMedium {
         }
         Page page;
         std::memcpy(page.data(), source.data() + at, kPageBytes);
-        content_->volatile_[(offset + at) / kPageBytes].push_back(page);
+        content_->unflushed[(offset + at) / kPageBytes].push_back(page);
         content_->bytes = std::max(content_->bytes, offset + at + kPageBytes);
       }
       return {};
@@ -109,10 +110,10 @@ class PowerCutMedium {
       if (!medium_.step()) {
         return medium_.no_power();
       }
-      for (auto& [number, writes] : content_->volatile_) {
+      for (auto& [number, writes] : content_->unflushed) {
         content_->durable[number] = writes.back();
       }
-      content_->volatile_.clear();
+      content_->unflushed.clear();
       return {};
     }
 
@@ -158,8 +159,8 @@ class PowerCutMedium {
   }
 
   static Page current(const Content& content, std::uint64_t number) {
-    const auto place = content.volatile_.find(number);
-    return place == content.volatile_.end() ? durable_page(content, number) : place->second.back();
+    const auto place = content.unflushed.find(number);
+    return place == content.unflushed.end() ? durable_page(content, number) : place->second.back();
   }
 
   void settle(Content& content, std::uint64_t number, const std::vector<Page>& writes) {

@@ -66,6 +66,7 @@ Result<std::string> copy_store(const StoreLocation& source,
   to.reset();
   if (!copied) {
     std::vector<std::string> folders;
+    folders.reserve(targets.size());
     for (const StoreFolder& target : targets) {
       folders.push_back(target.path);
     }
