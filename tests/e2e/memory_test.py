@@ -104,6 +104,7 @@ def small(report, headrace, folder):
             "data": {"train": [text], "tokenizer": "bytes"},
             "batch": {"micro_batch": 2, "seq_len": 64},
             "precision": {"compute": "fp32"},
+            "durability": {"checkpoint": "every-step"},
             "tiers": {
                 "nvme": [folder / "nvme"],
                 "direct_io": "auto",
