@@ -1,0 +1,104 @@
+"""Files of a store that are damaged under a running process, on the real disk.
+
+python3 damage_test.py BINARY
+"""
+
+import os
+import pathlib
+import stat
+import sys
+import time
+
+import harness
+from harness import must
+from runs import STEPS, Run
+
+SETTINGS = {
+    "run": {"steps": 400},
+    "tiers": {"place": "nvme", "tile": 1},
+    "durability": {"checkpoint": "every-step"},
+}
+
+
+def data_file(run):
+    (path,) = pathlib.Path(run.folder / f"{run.name}-nvme").glob("*/data")
+    return path
+
+
+def damage_while_running(run, damage):
+    """Starts the run, damages its data file after some steps, and waits for the end."""
+    process = run.headrace.start("train", run.config)
+    deadline = time.monotonic() + harness.TIMEOUT_S
+    while process.poll() is None and harness.last_step(run.metrics) < 3:
+        if time.monotonic() > deadline:
+            process.kill()
+            raise harness.Broken(f"no step 3 in {run.metrics}")
+        time.sleep(0.002)
+    damage(data_file(run))
+    _, err = process.communicate(timeout=harness.TIMEOUT_S)
+    # What was told before it came to that is no part of the error.
+    told = err[err.rfind("error: ") :] if process.returncode else err
+    return harness.Outcome(["train", run.config], process.returncode, "", told)
+
+
+def flip_bits(path):
+    """One bit in each 16 KiB of all that extents hold, on the disk."""
+    with open(path, "r+b") as file:
+        size = os.fstat(file.fileno()).st_size
+        first = size // 4  # beyond superblocks, records and tables
+        for offset in range(first, size, 16 << 10):
+            file.seek(offset)
+            byte = file.read(1)[0]
+            file.seek(offset)
+            file.write(bytes([byte ^ 8]))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def cut_off(path):
+    os.truncate(path, path.stat().st_size // 4)
+
+
+def check_refused(report, headrace, folder, name, damage):
+    run = Run(headrace, folder, name, SETTINGS)
+    outcome = damage_while_running(run, damage)
+    problems = harness.error_problems(outcome, harness.CORRUPT)
+    report.check(f"{name}: the run ends with exit code 4", not problems, f"{problems}\n{outcome}")
+    for word in (str(data_file(run)), "offset", "unit"):
+        report.check(f"{name}: the error names the place ({word})", word in outcome.err, outcome)
+    for words in (["verify", run.dir], ["export", run.dir, folder / f"{name}-out"]):
+        told = headrace.run(*words)
+        report.equal(f"{name}: `{words[0]}` finds it as well", told.code, harness.CORRUPT)
+
+
+def check_folder_without_write_permission(report, headrace, folder):
+    """No folder is touched on the step path: who may write there no longer matters."""
+    whole = Run(headrace, folder, "whole", {"tiers": {"place": "nvme"}})
+    must(whole.train())
+    changes = {"tiers": {"place": "nvme"}, "durability": {"checkpoint": "every-step"}}
+    run = Run(headrace, folder, "shut", changes)
+
+    def shut(path):
+        for place in (path.parent, path.parent.parent):
+            place.chmod(stat.S_IRUSR | stat.S_IXUSR)
+
+    outcome = damage_while_running(run, shut)
+    for place in (data_file(run).parent, data_file(run).parent.parent):
+        place.chmod(stat.S_IRWXU)
+    report.equal("a folder that can no longer be written: the run ends well", outcome.code, 0)
+    difference = harness.first_difference(run.rows(), whole.rows())
+    report.check(f"and has its {STEPS} steps", not difference, difference)
+
+
+def main():
+    report = harness.Report("damage_test")
+    headrace = harness.Headrace(sys.argv[1])
+    with harness.scratch(report, "damage") as folder:
+        check_refused(report, headrace, folder, "flipped", flip_bits)
+        check_refused(report, headrace, folder, "truncated", cut_off)
+        check_folder_without_write_permission(report, headrace, folder)
+    report.finish()
+
+
+if __name__ == "__main__":
+    main()
