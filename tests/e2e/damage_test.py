@@ -62,16 +62,16 @@ def cut_off(path):
     os.truncate(path, path.stat().st_size // 4)
 
 
-def check_refused(report, headrace, folder, name, damage):
+def check_refused(report, headrace, folder, name, damage, words=()):
     run = Run(headrace, folder, name, SETTINGS)
     outcome = damage_while_running(run, damage)
     problems = harness.error_problems(outcome, harness.CORRUPT)
     report.check(f"{name}: the run ends with exit code 4", not problems, f"{problems}\n{outcome}")
-    for word in (str(data_file(run)), "offset", "unit"):
+    for word in (str(data_file(run)), *words):
         report.check(f"{name}: the error names the place ({word})", word in outcome.err, outcome)
-    for words in (["verify", run.dir], ["export", run.dir, folder / f"{name}-out"]):
-        told = headrace.run(*words)
-        report.equal(f"{name}: `{words[0]}` finds it as well", told.code, harness.CORRUPT)
+    for command in (["verify", run.dir], ["export", run.dir, folder / f"{name}-out"]):
+        told = headrace.run(*command)
+        report.equal(f"{name}: `{command[0]}` finds it as well", told.code, harness.CORRUPT)
 
 
 def check_folder_without_write_permission(report, headrace, folder):
@@ -97,7 +97,7 @@ def main():
     report = harness.Report("damage_test")
     headrace = harness.Headrace(sys.argv[1])
     with harness.scratch(report, "damage") as folder:
-        check_refused(report, headrace, folder, "flipped", flip_bits)
+        check_refused(report, headrace, folder, "flipped", flip_bits, ["offset", "unit"])
         check_refused(report, headrace, folder, "truncated", cut_off)
         check_folder_without_write_permission(report, headrace, folder)
     report.finish()
