@@ -1,3 +1,4 @@
+// Intervals as a user writes them: what is read, what is refused, and that text is read back.
 #include "core/interval.hpp"
 
 #include <gtest/gtest.h>

@@ -108,7 +108,8 @@ def check_space(report, headrace, folder):
         ]
         outcome = Run(headrace, folder, "small", sections).train()
         problems = harness.error_problems(outcome, harness.DOES_NOT_FIT)
-        report.check(f"too little space is refused ({small})", not problems, f"{problems}\n{outcome}")
+        fact = f"too little space is refused ({small})"
+        report.check(fact, not problems, f"{problems}\n{outcome}")
         report.check("and leaves nothing", not data_files(folder, "small"))
 
 
