@@ -56,7 +56,9 @@ Json listing_to_json(const StoreListing& store) {
 }
 
 std::string state_of(const StoreListing& store) {
-  std::string state = store.step >= 0 ? fmt::format("step {}", store.step) : "no commit";
+  std::string state = store.step >= 0          ? fmt::format("step {}", store.step)
+                      : !store.problem.empty() ? "cannot be used"
+                                               : "no commit";
   state += store.dirty ? ", written since" : "";
   state += store.copy ? ", a copy" : "";
   state += store.locked ? ", in use" : "";

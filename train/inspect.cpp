@@ -30,7 +30,6 @@ struct Opened {
 Result<Opened> open_path(const std::string& given) {
   const std::string path = absolute_path(working_directory(), given);
   Opened opened;
-  StoreReference reference;
   if (is_run_directory(path)) {
     opened.run = RunPaths{.dir = path};
     HEADRACE_ASSIGN(const std::optional<StoreReference> found, read_store_reference(*opened.run));
@@ -39,20 +38,19 @@ Result<Opened> open_path(const std::string& given) {
           .with_why("there is no store.json in it")
           .with_hint("it was never trained");
     }
-    reference = *found;
-  } else if (path_exists(path + "/data")) {
-    HEADRACE_ASSIGN(tiers::nvme::StoreLocation location, tiers::nvme::locate_store(path));
-    reference.folders = std::move(location.folders);
-    reference.id = std::move(location.id);
-  } else {
+    HEADRACE_ASSIGN(opened.store, open_run_store(*opened.run, *found, Store::Access::kRead, false));
+    return opened;
+  }
+  if (!path_exists(path + "/data")) {
     return usage_error(fmt::format("'{}' is neither a run nor a store", given))
         .with_why(is_directory(path) ? "there is neither a store.json nor a data file in it"
                                      : "there is no such directory")
         .with_hint(
             "name the directory of a run, or <folder>/<id> of a store (headrace store list)");
   }
+  HEADRACE_ASSIGN(const tiers::nvme::StoreLocation location, tiers::nvme::locate_store(path));
   HEADRACE_ASSIGN(opened.store,
-                  Store::open(reference.folders, reference.id, Store::Access::kRead, false));
+                  Store::open(location.folders, location.id, Store::Access::kRead, false));
   return opened;
 }
 

@@ -5,6 +5,7 @@
 #include <sys/file.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <utility>
 
@@ -35,6 +36,26 @@ Status check_owner(const Store& store, const RunPaths& paths) {
       .with_hint("choose another run.dir; a store of another run is never touched");
 }
 
+// "'<folder>/<id>'" of the folders that have no such part.
+std::vector<std::string> missing_parts(const StoreReference& reference) {
+  std::vector<std::string> missing;
+  for (const std::string& folder : reference.folders) {
+    if (!path_exists(folder + "/" + reference.id)) {
+      missing.push_back(fmt::format("'{}/{}'", folder, reference.id));
+    }
+  }
+  return missing;
+}
+
+// What the store itself cannot know: that the run had a commit in it.
+Error lost_commit(const StoreReference& reference, const std::string& why) {
+  return corrupt_error(fmt::format("the store '{}/{}' has lost its commit",
+                                   reference.folders.front(),
+                                   reference.id))
+      .with_why(fmt::format("this run committed step {}; {}", *reference.committed_step, why))
+      .with_hint("restore the store from a copy, or start again with --overwrite");
+}
+
 Error written_since(const Store& store, const std::string& hint) {
   return operating_error(
              fmt::format("the store '{}' was written after its last commit", store.path()))
@@ -59,12 +80,6 @@ Result<Beginning> begin_with(std::unique_ptr<Store> store,
       return usage_error(fmt::format("'{}' holds no commit to resume", paths.dir))
           .with_why("the run never ended cleanly")
           .with_hint("leave --resume required out to start it again");
-    }
-    if (reference.committed_step) {
-      return corrupt_error(fmt::format("the store '{}' has lost its commit", store->path()))
-          .with_why(fmt::format("this run committed step {}, the store says that it has no commit",
-                                *reference.committed_step))
-          .with_hint("restore the store from a copy, or start again with --overwrite");
     }
     log_warning(fmt::format("'{}' holds a store without a commit: starting again", paths.dir));
     beginning.replaced = reference;
@@ -123,6 +138,7 @@ Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths
   }
   if (const Json* step = json->find("committed_step")) {
     reference.committed_step = step->as_int();
+    reference.never_committed = step->is_null();
   }
   return std::optional(std::move(reference));
 }
@@ -185,6 +201,24 @@ Result<RunLock> RunLock::take(const std::string& dir) {
   return RunLock(std::move(folder));
 }
 
+namespace {
+
+// Opening for writing mends what a power cut left; whose the store is, and that it holds the commit
+// that it must, is looked at before.
+Result<std::unique_ptr<Store>> open_for_writing(const RunPaths& paths,
+                                                const StoreReference& reference,
+                                                const BeginOptions& options,
+                                                bool below) {
+  if (!below || reference.committed_step) {
+    HEADRACE_ASSIGN(const std::unique_ptr<Store> reader,
+                    open_run_store(paths, reference, Store::Access::kRead, false));
+    HEADRACE_TRY(below ? Status() : check_owner(*reader, paths));
+  }
+  return open_run_store(paths, reference, Store::Access::kWrite, options.direct_io_required);
+}
+
+}  // namespace
+
 Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options) {
   HEADRACE_ASSIGN(const std::optional<StoreReference> reference, read_store_reference(paths));
   if (!reference) {
@@ -194,32 +228,22 @@ Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options) 
     }
     return Beginning{};
   }
-  std::vector<std::string> missing;
-  bool below = true;
-  for (const std::string& folder : reference->folders) {
-    below = below && lies_below(folder, paths.dir);
-    if (!path_exists(folder + "/" + reference->id)) {
-      missing.push_back(fmt::format("'{}/{}'", folder, reference->id));
-    }
-  }
-  if (missing.size() == reference->folders.size() && options.overwrite) {
+  const std::vector<std::string> missing = missing_parts(*reference);
+  const bool all_missing = missing.size() == reference->folders.size();
+  if (all_missing && options.overwrite) {
     return Beginning{};
   }
-  if (!missing.empty()) {
-    return operating_error(missing.size() == reference->folders.size()
-                               ? fmt::format("the store of '{}' is gone", paths.dir)
-                               : fmt::format("a part of the store of '{}' is gone", paths.dir))
-        .with_why(fmt::format("there is no {}", fmt::join(missing, ", no ")))
-        .with_hint("mount or restore it, or start again with --overwrite");
+  if (all_missing && reference->never_committed && options.resume != ResumeMode::kRequired) {
+    // A start that was killed after it had removed the store and before it named the next one.
+    log_warning(
+        fmt::format("the store of '{}' is gone, and held no commit: starting again", paths.dir));
+    return Beginning{};
   }
-  if (!below) {
-    // Whose it is, before it is opened for writing.
-    HEADRACE_ASSIGN(const std::unique_ptr<Store> reader,
-                    Store::open(reference->folders, reference->id, Store::Access::kRead, false));
-    HEADRACE_TRY(check_owner(*reader, paths));
-  }
-  Result<std::unique_ptr<Store>> store = Store::open(
-      reference->folders, reference->id, Store::Access::kWrite, options.direct_io_required);
+  const bool below = std::all_of(
+      reference->folders.begin(), reference->folders.end(), [&](const std::string& folder) {
+        return lies_below(folder, paths.dir);
+      });
+  Result<std::unique_ptr<Store>> store = open_for_writing(paths, *reference, options, below);
   if (!store && options.overwrite && store.error().code == ExitCode::kCorrupt && below) {
     Beginning beginning;
     beginning.replaced = *reference;
@@ -231,6 +255,33 @@ Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options) 
   return begin_with(*std::move(store), *reference, paths, options);
 }
 
+Result<std::unique_ptr<Store>> open_run_store(const RunPaths& paths,
+                                              const StoreReference& reference,
+                                              Store::Access access,
+                                              bool direct_io_required) {
+  if (const std::vector<std::string> missing = missing_parts(reference); !missing.empty()) {
+    return operating_error(
+               fmt::format("{}the store of '{}' is gone",
+                           missing.size() < reference.folders.size() ? "a part of " : "",
+                           paths.dir))
+        .with_why(fmt::format("there is no {}", fmt::join(missing, ", no ")))
+        .with_hint("mount or restore it, or start again with --overwrite");
+  }
+  Result<std::unique_ptr<Store>> store =
+      Store::open(reference.folders, reference.id, access, direct_io_required);
+  if (!reference.committed_step) {
+    return store;
+  }
+  if (!store && store.error().code == ExitCode::kUsage) {
+    const Error& error = store.error();
+    return lost_commit(reference, error.why.empty() ? error.what : error.what + ": " + error.why);
+  }
+  if (store && !(*store)->last_commit()) {
+    return lost_commit(reference, "the store says that it has no commit");
+  }
+  return store;
+}
+
 Result<std::unique_ptr<Store>> open_committed_store(const RunPaths& paths) {
   HEADRACE_ASSIGN(const std::optional<StoreReference> reference, read_store_reference(paths));
   if (!reference) {
@@ -239,7 +290,7 @@ Result<std::unique_ptr<Store>> open_committed_store(const RunPaths& paths) {
         .with_hint("train the run first, or name a Hugging Face directory");
   }
   HEADRACE_ASSIGN(std::unique_ptr<Store> store,
-                  Store::open(reference->folders, reference->id, Store::Access::kRead, false));
+                  open_run_store(paths, *reference, Store::Access::kRead, false));
   if (!store->last_commit()) {
     return operating_error(fmt::format("'{}' holds no commit", paths.dir))
         .with_why("the run never ended cleanly")

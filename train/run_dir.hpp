@@ -33,6 +33,7 @@ struct StoreReference {
   std::string id;
   // The step of the last commit that this run made; a store that says it has none is damaged.
   std::optional<std::int64_t> committed_step = {};
+  bool never_committed = false;  // it says so, as opposed to saying nothing
 };
 
 struct RunPaths {
@@ -120,6 +121,14 @@ struct BeginOptions {
 // of another run; a store that was written after its last commit, since this version keeps one
 // slot.
 [[nodiscard]] Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options);
+
+// The store that a run names. Errors: it is gone (kOperating); it is damaged, or does not hold the
+// commit that the run has made (kCorrupt).
+[[nodiscard]] Result<std::unique_ptr<tiers::nvme::Store>> open_run_store(
+    const RunPaths& paths,
+    const StoreReference& reference,
+    tiers::nvme::Store::Access access,
+    bool direct_io_required);
 
 // The commit of a run, for commands that only read. Errors: no store, no commit, written since.
 [[nodiscard]] Result<std::unique_ptr<tiers::nvme::Store>> open_committed_store(

@@ -129,8 +129,18 @@ TEST_F(RunDirTest, AMovedRunTakesItsStoreAlong) {
 
 TEST_F(RunDirTest, AMissingStoreAndADamagedReferenceAreErrors) {
   refer_to(paths_.dir + "/store", std::string(32, 'a'));
-  EXPECT_EQ(begin(ResumeMode::kAuto).error().code, ExitCode::kOperating);
-  EXPECT_TRUE(begin(ResumeMode::kAuto, true));
+  // It never had a commit: nothing is lost.
+  const Result<Beginning> again = begin(ResumeMode::kAuto);
+  ASSERT_TRUE(again);
+  EXPECT_EQ(again->resumed, nullptr);
+  EXPECT_FALSE(again->replaced);
+  EXPECT_EQ(begin(ResumeMode::kRequired).error().code, ExitCode::kOperating);
+  for (const char* rest : {", \"committed_step\": 4", ""}) {
+    write("run/store.json",
+          "{\"folders\": [\"store\"], \"id\": \"" + std::string(32, 'a') + "\"" + rest + "}");
+    EXPECT_EQ(begin(ResumeMode::kAuto).error().code, ExitCode::kOperating);
+    EXPECT_TRUE(begin(ResumeMode::kAuto, true));
+  }
   write("run/store.json", "{\"folder\": 3}");
   EXPECT_EQ(begin(ResumeMode::kAuto).error().code, ExitCode::kCorrupt);
 }

@@ -13,6 +13,7 @@
 #include "core/quantity.hpp"
 #include "model/initialize.hpp"
 #include "train/probe.hpp"
+#include "train/store_folders.hpp"
 #include "train/weights.hpp"
 
 namespace headrace::train {
@@ -95,7 +96,7 @@ class Opener {
     session.config =
         resolve_config(std::move(session.config),
                        session.resumed ? session.state.config.run.compute_threads : std::nullopt);
-    return {};
+    return session.resumed ? keep_folders(session.config, session.store_folders) : Status();
   }
 
   Status read_model_and_data() {
@@ -140,6 +141,7 @@ class Opener {
     Session& session = *session_;
     if (!session.resumed) {
       session.store_folders = paths_of(store_folders(session.config));
+      HEADRACE_TRY(check_can_be_made(session.config));
     }
     HEADRACE_ASSIGN(const FoundMachine machine,
                     find_machine(options_.machine_file, session.store_folders));
@@ -185,7 +187,11 @@ class Opener {
     if (!session.lock) {
       HEADRACE_ASSIGN(session.lock, RunLock::take(session.paths.dir));
     }
+    if (session.resumed) {
+      reclaim_leftovers(session.store_folders, session.paths, session.store->id());
+    }
     HEADRACE_TRY(session.resumed ? load_resumed() : load_fresh());
+    HEADRACE_ASSIGN(session.store_bytes, file_lengths(*session.store));
     HEADRACE_ASSIGN(session.exports,
                     PeriodicExport::open(session.config, *session.store, session.state.step));
     return write_files();
@@ -208,6 +214,7 @@ class Opener {
       log_info(fmt::format("removing the store {} of this run", replaced_->id));
       HEADRACE_TRY(tiers::nvme::remove_store(replaced_->folders, replaced_->id));
     }
+    reclaim_leftovers(session.store_folders, session.paths, "");
     tiers::nvme::StoreOptions options;
     options.direct_io_required = session.config.tiers.direct_io == "on";
     options.slots = static_cast<std::uint32_t>(planned_.settings.store_slots);
@@ -376,7 +383,7 @@ Result<std::unique_ptr<Session>> open_session(const SessionOptions& options) {
   return Opener(options).open();
 }
 
-Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file) {
+Result<Planned> plan_run(RunConfig asked, const std::string& machine_file) {
   std::optional<int> committed_threads;
   PlanRequest request;
   const RunPaths paths{.dir = asked.run.dir};
@@ -390,9 +397,15 @@ Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file
       committed_threads = state.config.run.compute_threads;
       request.stored_tile_elements = table.tile_elements;
       request.stored_slots = static_cast<int>((*store)->slots());
+      HEADRACE_ASSIGN(const std::optional<StoreReference> reference, read_store_reference(paths));
+      HEADRACE_TRY(keep_folders(asked, reference->folders));
     }
   }
   const std::vector<std::string> folders = paths_of(store_folders(asked));
+  const bool will_be_made = machine_file.empty() && !path_exists(paths.store());
+  if (will_be_made) {
+    HEADRACE_TRY(check_can_be_made(asked));
+  }
   HEADRACE_ASSIGN(const FoundMachine found, find_machine(machine_file, folders));
   request.drives = drives_of(asked, folders, found);
   const plan::MachineProfile& machine = found.profile;
@@ -419,7 +432,11 @@ Result<Planned> plan_run(const RunConfig& asked, const std::string& machine_file
             {.order = config.data.order, .batch = config.batch, .seed = config.run.seed}));
     request.steps = loader.steps_in(*config.run.epochs);
   }
-  return make_planned(config, architecture, machine, request);
+  HEADRACE_ASSIGN(Planned planned, make_planned(config, architecture, machine, request));
+  if (will_be_made) {
+    HEADRACE_TRY(check_room(store_folders(asked), planned.plan.nvme_bytes));
+  }
+  return planned;
 }
 
 std::vector<Setting> settings_of(const Session& session) {

@@ -75,6 +75,7 @@ struct Session {
   std::optional<RunLock> lock;
   std::vector<std::string> store_folders;  // in the store's order
   std::unique_ptr<tiers::nvme::Store> store;
+  std::vector<std::uint64_t> store_bytes;  // of its files
   std::unique_ptr<Engine> engine;
   std::optional<MetricsFile> metrics;
   std::unique_ptr<PeriodicExport> exports;  // null: none are wanted
@@ -84,7 +85,7 @@ struct Session {
 
 // What `train` would plan, reading only: for a run with a commit its tiles and threads. The data is
 // opened only where run.epochs asks for it. With a machine_file: on that machine, with its memory.
-[[nodiscard]] Result<Planned> plan_run(const RunConfig& config, const std::string& machine_file);
+[[nodiscard]] Result<Planned> plan_run(RunConfig config, const std::string& machine_file);
 
 // Every resolved setting, for the table at the start of a run.
 [[nodiscard]] std::vector<Setting> settings_of(const Session& session);

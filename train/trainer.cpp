@@ -13,6 +13,7 @@
 #include "core/quantity.hpp"
 #include "train/evaluate.hpp"
 #include "train/interrupt.hpp"
+#include "train/store_folders.hpp"
 
 namespace headrace::train {
 namespace {
@@ -117,18 +118,28 @@ class Trainer {
   [[nodiscard]] Error with_way_on(Error error) const {
     const std::int64_t step = committed_step();
     std::string way_on;
-    if (step < 0) {
+    if (const Status status = check_in_place(*session_.store, session_.store_bytes); !status) {
+      way_on = status.error().what == error.what
+                   ? ""
+                   : fmt::format("{}: {}", status.error().what, status.error().hint);
+    } else if (step < 0) {
       way_on = "nothing was committed yet; the same command starts the run again";
     } else if (session_.store->dirty()) {
       way_on = fmt::format(
           "the commit of step {} was written over (durability.checkpoint = \"none\"): start again "
           "with --overwrite",
           step);
+    } else if (error.code == ExitCode::kCorrupt) {
+      way_on = fmt::format(
+          "if the commit of step {} is whole, which `headrace verify {}` tells, the same command "
+          "goes on from it",
+          step,
+          session_.paths.dir);
     } else {
       way_on =
           fmt::format("the commit of step {} is whole; the same command goes on from it", step);
     }
-    error.hint += (error.hint.empty() ? "" : "; ") + way_on;
+    error.hint += (error.hint.empty() || way_on.empty() ? "" : "; ") + way_on;
     return error;
   }
 
@@ -284,10 +295,14 @@ class Trainer {
     if (session_.exports != nullptr) {
       session_.exports->finish();  // it reads what the commit before this one names
     }
+    // Now too, since the commit may give a file that was cut its length again.
+    HEADRACE_TRY(check_in_place(*session_.store, session_.store_bytes));
     HEADRACE_TRY(session_.metrics->sync());
     HEADRACE_ASSIGN(
         summary_.commit_bytes,
         session_.engine->executor().commit(session_.state.step, run_state_to_text(session_.state)));
+    // A file that was removed takes every write, and loses all of them with the process.
+    HEADRACE_TRY(check_in_place(*session_.store, session_.store_bytes));
     summary_.commit_s = seconds_since(begin);
     summary_.commits += 1;
     uncounted_commit_s_ += summary_.commit_s;

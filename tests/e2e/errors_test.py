@@ -13,6 +13,7 @@ import os
 import pathlib
 import resource
 import shutil
+import signal
 import struct
 import subprocess
 import sys
@@ -149,6 +150,14 @@ def missing_files(world):
     world.fails("a missing model", USAGE, "train", model, says=[str(gone)])
     deep = world.config("deep", {"tiers": {"nvme": [gone / "deeper"]}})
     world.fails("a store folder without a parent", USAGE, "train", deep, says=[str(gone)])
+    world.fails("the plan of it", USAGE, "plan", deep, says=[str(gone), "deep.toml:"])
+    for fact, folder, code in (
+        ("a file for the store", f'["{world.text}"]', USAGE),
+        ("a folder without room", f'[{{path="{world.folder}", space="1KiB"}}]', DOES_NOT_FIT),
+    ):
+        words = [world.good_config, "--set", f"tiers.nvme={folder}", "--set", f"run.dir={gone}"]
+        world.fails(fact, code, "train", *words)
+        world.fails(f"{fact}, planned", code, "plan", *words)
     world.fails("export of no run", USAGE, "export", gone, world.folder / "out", says=[str(gone)])
     world.fails("a look at nothing", USAGE, "inspect", gone, says=[str(gone)])
 
@@ -396,6 +405,7 @@ def tmpfs(world):
     with tempfile.TemporaryDirectory(dir="/dev/shm") as memory:
         path = world.config("memory", {"tiers": {"nvme": [f"{memory}/store"]}})
         world.fails("a folder on tmpfs", USAGE, "train", path, says=["tmpfs", memory])
+        world.fails("a folder on tmpfs, planned", USAGE, "plan", path, says=["tmpfs", memory])
         world.report.equal("a folder on tmpfs: nothing is made there", os.listdir(memory), [])
 
 
@@ -436,10 +446,13 @@ def limits(world):
     words = ["train", path]
     fact = "a limit of a file's size"
     world.fails(fact, OPERATING, *words, before=limited(resource.RLIMIT_FSIZE, 1 << 20))
-    world.fails("no io_uring", OPERATING, *words, says=["io_uring"], before=forbid_io_uring)
     no_cache = {"PATH": os.environ["PATH"]}  # neither HOME nor XDG_CACHE_HOME
     trained = world.headrace.run("train", path, environment=no_cache)
     world.report.equal("no home: trains all the same", trained.code, harness.OK)
+    words += ["--overwrite"]
+    trained = world.headrace.run(*words, before=forbid_io_uring)
+    told = trained.code == harness.OK and "io_uring" in trained.err
+    world.report.check("no io_uring: trains, and says so", told, trained)
 
 
 def few_threads(world, changes, how):
@@ -610,11 +623,139 @@ def cut_store(world):
     world.fails("a store cut short, exported", CORRUPT, "export", run, world.folder / "out")
 
 
+@case("lost commits")
+def lost_commits(world):
+    """Whatever became of the store, each command says that a commit is lost, with one code."""
+
+    def zeros(data):
+        data.write_bytes(bytes(data.stat().st_size))
+
+    def noise(data):
+        data.write_bytes(bytes(range(256)) * (data.stat().st_size // 256))
+
+    def link(data):
+        data.rename(data.with_name("elsewhere"))
+        data.symlink_to("elsewhere")
+
+    def newer_superblock(data):
+        content = data.read_bytes()
+        at = [struct.unpack_from("<Q", content, at + SUPERBLOCK_SEQUENCE_AT)[0] for at in SUPERBLOCKS]
+        harness.flip_byte(data, SUPERBLOCKS[at.index(max(at))] + 100)
+
+    damages = {
+        "cut to nothing": (CORRUPT, lambda data: os.truncate(data, 0)),
+        "cut to a page": (CORRUPT, lambda data: os.truncate(data, 4096)),
+        "zeros": (CORRUPT, zeros),
+        "noise": (CORRUPT, noise),
+        "a link": (CORRUPT, link),
+        "before its commit": (CORRUPT, newer_superblock),
+        "gone": (OPERATING, lambda data: shutil.rmtree(data.parent)),
+    }
+    for fact, (code, damage) in damages.items():
+        name = "lost-" + fact.replace(" ", "-")
+        run, path = world.copy_of_good(name)
+        damage(store_data(run))
+        out = world.folder / f"{name}-out"
+        commands = {
+            "train": ["train", path],
+            "eval": ["eval", path],
+            "generate": ["generate", "--model", run, "--prompt", "a"],
+            "export": ["export", run, out],
+            "inspect": ["inspect", run],
+            "verify": ["verify", run],
+        }
+        for command, words in commands.items():
+            world.fails(f"{command} of a store that is {fact}", code, *words, says=[str(run)])
+        listed = must(world.headrace.run("store", "list", "--store", run / "store"))
+        told = fact == "gone" or "cannot be used" in listed.out or "before" in fact
+        world.report.check(f"a store that is {fact} is listed so", told, listed)
+
+
+@case("leftovers")
+def leftovers(world):
+    """A store that was made by a start that was killed before store.json named it goes away."""
+    endless = {"run": {"steps": 10**9}, "log": {"every": 100000}}
+    path = world.config("left", endless)
+    run = world.folder / "left-run"
+    words = ["train", path]
+    harness.stop_at(world.headrace, words, run / "metrics.jsonl", 1, signal.SIGKILL)
+    (run / "store.json").unlink()
+    (orphan,) = (run / "store").iterdir()
+    resumed = must(world.headrace.run(*words, "--set", "run.steps=2"))
+    stores = list((run / "store").iterdir())
+    world.report.check("a store that no start names is removed", len(stores) == 1 and orphan not in stores, stores)
+    world.report.check("and it is said", orphan.name in resumed.err, resumed)
+    # Of a resumed run too; but never a commit.
+    (run / "store.json").rename(world.folder / "kept.json")
+    must(world.headrace.run(*words, "--set", "run.steps=2"))
+    world.report.equal("a store with a commit stays", len(list((run / "store").iterdir())), 2)
+    (run / "store.json").unlink()
+    # Removed, and the next one not named yet, when it was killed.
+    gone, path = world.copy_of_good("left-gone")
+    shutil.rmtree(store_data(gone).parent)
+    told = json.loads((gone / "store.json").read_text())
+    (gone / "store.json").write_text(json.dumps({**told, "committed_step": None}))
+    again = world.headrace.run("train", path)
+    world.report.check("a store that is gone without a commit: trains", again.code == harness.OK, again)
+
+
+@case("other folders")
+def other_folders(world):
+    run, path = world.copy_of_good("elsewhere")
+    other = f'tiers.nvme=["{world.folder / "other"}"]'
+    says = [str(run / "store"), "--set"]
+    words = ["train", path]
+    refused = world.fails("a resume with another folder", USAGE, *words, "--set", other, says=says)
+    world.fails("the plan of it", USAGE, "plan", path, "--set", other, says=says)
+    must(world.headrace.run(*words, *harness.set_arguments(refused.err)[:2]))
+    # Made elsewhere, and resumed without the key: it stays there, and the settings say so.
+    place = world.folder / "made-here"
+    path = world.config("made", {})
+    must(world.headrace.run("train", path, "--set", f'tiers.nvme=["{place}"]'))
+    must(world.headrace.run("train", path, "--set", "run.steps=3"))
+    text = (world.folder / "made-run" / "config.resolved.toml").read_text()
+    world.report.check("the folder of the store is in config.resolved.toml", str(place) in text, text)
+
+
+@case("a store that goes away")
+def store_goes_away(world):
+    """Under a run: what is written to a removed file is lost, and must not be called committed."""
+
+    def replace(data):
+        content = data.read_bytes()
+        data.unlink()
+        data.write_bytes(content)
+
+    ways = {
+        "removed": lambda data: data.unlink(),
+        "removed with its folder": lambda data: shutil.rmtree(data.parent),
+        "replaced": replace,
+    }
+    for fact, way in ways.items():
+        name = "away-" + fact.replace(" ", "-")
+        changes = {"run": {"steps": 10**9}, "log": {"every": 100000}}
+        changes["durability"] = {"checkpoint": "20 steps"}
+        path = world.config(name, changes)
+        run = world.folder / f"{name}-run"
+        process = world.headrace.start("train", path)
+        try:
+            while process.poll() is None and harness.last_step(run / "metrics.jsonl") < 30:
+                time.sleep(0.005)
+            way(store_data(run))
+            _, err = process.communicate(timeout=60)
+        finally:
+            process.kill()
+        outcome = harness.Outcome(["train", path], process.returncode, "", err)
+        problems = harness.error_problems(outcome, OPERATING)
+        good = not problems and str(run / "store") in err and "is whole; the same" not in err
+        world.report.check(f"a store that is {fact} under a run: exit 1", good, f"{problems}\n{err}")
+
+
 @case("foreign store")
 def foreign_store(world):
     own = json.loads((world.good / "store.json").read_text())
     thief, path = world.copy_of_good("thief")
-    stolen = {"folder": str(world.good / "store"), "id": own["id"]}
+    stolen = {"folders": [str(world.good / "store")], "id": own["id"]}
     (thief / "store.json").write_text(json.dumps(stolen))
     world.fails("the store of another run", USAGE, "train", path, says=[str(world.good)])
     words = ["train", path, "--resume", "never", "--overwrite"]
@@ -623,20 +764,20 @@ def foreign_store(world):
     run, path = world.copy_of_good("renamed")
     other = "0123456789abcdef" * 2
     (run / "store" / own["id"]).rename(run / "store" / other)
-    (run / "store.json").write_text(json.dumps({"folder": "store", "id": other}))
+    (run / "store.json").write_text(json.dumps({"folders": ["store"], "id": other}))
     world.fails("a store under another's id", USAGE, "train", path, says=[own["id"]])
 
     run, path = world.copy_of_good("lost")
-    (run / "store.json").write_text(json.dumps({"folder": "store", "id": other}))
+    (run / "store.json").write_text(json.dumps({"folders": ["store"], "id": other}))
     world.fails("a store that is gone", OPERATING, "train", path, says=[other])
 
     run, path = world.copy_of_good("nonsense")
-    (run / "store.json").write_text('{"folder": 3')
+    (run / "store.json").write_text('{"folders": 3')
     world.fails("a broken store.json", CORRUPT, "train", path, says=["store.json"])
 
     run, path = world.copy_of_good("nothing")
     store_data(run).write_bytes(b"not a store " * 100000)
-    world.fails("a file that is no store", USAGE, "train", path, says=["not a headrace store"])
+    world.fails("a file that is no store", CORRUPT, "train", path, says=["not a headrace store"])
     remove = ["store", "remove", own["id"], "--store", run / "store"]
     world.fails("a file that is no store, removed", USAGE, *remove)
 

@@ -1,0 +1,171 @@
+#include "train/store_folders.hpp"
+
+#include <fmt/format.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <iterator>
+#include <utility>
+
+#include "core/config.hpp"
+#include "core/files.hpp"
+#include "core/log.hpp"
+#include "core/quantity.hpp"
+
+namespace headrace::train {
+
+using tiers::nvme::Store;
+
+void reclaim_leftovers(const std::vector<std::string>& folders,
+                       const RunPaths& paths,
+                       const std::string& keep_id) {
+  std::vector<std::string> present;
+  std::copy_if(folders.begin(), folders.end(), std::back_inserter(present), is_directory);
+  const auto warn = [](const Error& error) {
+    log_warning(fmt::format("looking for stores of earlier starts: {}{}{}",
+                            error.what,
+                            error.why.empty() ? "" : ": ",
+                            error.why));
+  };
+  const auto listed = tiers::nvme::list_stores(present);
+  if (!listed) {
+    return warn(listed.error());
+  }
+  for (const tiers::nvme::StoreListing& store : *listed) {
+    // Of a creation that was cut short not even the number of slots is known.
+    const bool began = store.step >= 0 || (!store.problem.empty() && store.slots > 0);
+    if (store.run_dir == paths.dir && store.id != keep_id && !store.copy && began) {
+      log_warning(fmt::format(
+          "'{}' is of a run in this folder too, and stays: {}; headrace store remove removes it",
+          store.path,
+          store.step >= 0 ? fmt::format("it holds a commit of step {}", store.step)
+                          : store.problem));
+      return;
+    }
+  }
+  const auto removed = tiers::nvme::reclaim_orphans(present, paths.dir, keep_id);
+  if (!removed) {
+    return warn(removed.error());
+  }
+}
+
+bool same_folders(const std::vector<std::string>& one, const std::vector<std::string>& other) {
+  const auto sorted = [](const std::vector<std::string>& folders) {
+    std::vector<std::string> real;
+    std::transform(folders.begin(), folders.end(), std::back_inserter(real), real_path);
+    std::sort(real.begin(), real.end());
+    return real;
+  };
+  return sorted(one) == sorted(other);
+}
+
+Result<std::vector<std::uint64_t>> file_lengths(const Store& store) {
+  std::vector<std::uint64_t> lengths;
+  for (std::uint32_t folder = 0; folder < store.folder_count(); ++folder) {
+    HEADRACE_ASSIGN(const std::uint64_t length, store.file(folder).bytes());
+    lengths.push_back(length);
+  }
+  return lengths;
+}
+
+Status check_in_place(const Store& store, const std::vector<std::uint64_t>& bytes) {
+  const std::string lost =
+      "what was committed is lost; restore the store from a copy, or start "
+      "again with --overwrite";
+  for (std::uint32_t folder = 0; folder < store.folder_count(); ++folder) {
+    const std::string& path = store.data_path(folder);
+    struct stat open = {};
+    struct stat named = {};
+    if (::fstat(store.file(folder).fd(), &open) != 0) {
+      return errno_error(fmt::format("cannot look at '{}'", path), errno);
+    }
+    if (::stat(path.c_str(), &named) != 0 || named.st_dev != open.st_dev ||
+        named.st_ino != open.st_ino) {
+      return operating_error(fmt::format("the store's file '{}' is gone", path))
+          .with_why("it was removed or replaced while the run was writing to it")
+          .with_hint(lost);
+    }
+    if (static_cast<std::uint64_t>(open.st_size) < bytes[folder]) {
+      return corrupt_error(fmt::format("the store's file '{}' was cut short", path))
+          .with_why(fmt::format("it had {} bytes, and has {}", bytes[folder], open.st_size))
+          .with_hint(lost);
+    }
+  }
+  return {};
+}
+
+Status keep_folders(RunConfig& config, const std::vector<std::string>& made_in) {
+  if (same_folders(paths_of(store_folders(config)), made_in)) {
+    return {};
+  }
+  if (!config.where.contains("tiers.nvme")) {
+    config.tiers.nvme.clear();
+    for (const std::string& folder : made_in) {
+      config.tiers.nvme.emplace_back().path = folder;
+    }
+    return {};
+  }
+  std::vector<std::string> quoted;
+  for (const std::string& folder : made_in) {
+    quoted.push_back(fmt::format("\"{}\"", folder));
+  }
+  return usage_error("tiers.nvme names other folders than the run's store is in")
+      .with_why(fmt::format("a store stays where it was made: {}", fmt::join(made_in, ", ")))
+      .with_hint(fmt::format("--set 'tiers.nvme=[{}]'; to move it: headrace store copy, and its id "
+                             "and folder into store.json",
+                             fmt::join(quoted, ", ")))
+      .with_where(config_place(config, "tiers.nvme"));
+}
+
+Status check_can_be_made(const RunConfig& config) {
+  for (const NvmeFolder& folder : store_folders(config)) {
+    const auto refused = [&](std::string why, std::string hint) {
+      return usage_error(fmt::format("nvme tier: cannot use '{}'", folder.path))
+          .with_why(std::move(why))
+          .with_hint(std::move(hint))
+          .with_where(config_place(config, "tiers.nvme"));
+    };
+    std::string present = folder.path;
+    if (path_exists(present) && !is_directory(present)) {
+      return refused("it is not a folder", "name a folder of the drive");
+    }
+    // In the run's folder it is made with its parents; elsewhere the parent must be there.
+    const bool own = folder.path.starts_with(config.run.dir + "/");
+    while (!path_exists(present)) {
+      present = parent_path(present);
+    }
+    if (!own && present != folder.path && present != parent_path(folder.path)) {
+      return refused(fmt::format("there is no folder '{}'", parent_path(folder.path)),
+                     "make it, or mount the drive");
+    }
+    HEADRACE_ASSIGN(const Filesystem filesystem, filesystem_of(present));
+    if (filesystem.kind == FilesystemKind::kTmpfs) {
+      return refused(fmt::format("the filesystem is {}: what is written there stays in memory",
+                                 filesystem.name),
+                     "use a folder on ext4 or xfs");
+    }
+  }
+  return {};
+}
+
+Status check_room(const std::vector<NvmeFolder>& folders, std::uint64_t bytes) {
+  std::uint64_t room = 0;
+  for (const NvmeFolder& folder : folders) {
+    std::string present = folder.path;
+    while (!path_exists(present)) {
+      present = parent_path(present);
+    }
+    HEADRACE_ASSIGN(const Filesystem filesystem, filesystem_of(present));
+    room += std::min(folder.space_bytes.value_or(filesystem.free_bytes), filesystem.free_bytes);
+  }
+  if (bytes <= room) {
+    return {};
+  }
+  return does_not_fit_error("nvme tier: no space for the store")
+      .with_why(fmt::format(
+          "it takes {}, and its folders have room for {}", format_bytes(bytes), format_bytes(room)))
+      .with_hint("free space there, raise the folders' `space`, or use other folders");
+}
+
+}  // namespace headrace::train

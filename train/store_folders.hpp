@@ -1,0 +1,46 @@
+// The folders of a run's store: whether it can be made there, where it stays, what earlier starts
+// have left, and whether it is still there.
+//
+// Invariant: nothing of another run is touched, and no commit is removed. Thread: main's. Failure:
+// Result; what only clears up warns.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/run_config.hpp"
+#include "tiers/nvme/store.hpp"
+#include "train/run_dir.hpp"
+
+namespace headrace::train {
+
+// Removes the stores of this run that starts before it have left in these folders when they were
+// killed, all but `keep_id`. One that holds a commit stays, with a warning, and all others then
+// too: somebody may want it. What cannot be removed is a warning.
+void reclaim_leftovers(const std::vector<std::string>& folders,
+                       const RunPaths& paths,
+                       const std::string& keep_id);
+
+// In any order, links followed.
+[[nodiscard]] bool same_folders(const std::vector<std::string>& one,
+                                const std::vector<std::string>& other);
+
+// That the files of a store that is open are still those at its paths, at their full length: what
+// is written to a file that was removed is lost. `bytes` are file_lengths() when it was opened.
+[[nodiscard]] Result<std::vector<std::uint64_t>> file_lengths(const tiers::nvme::Store& store);
+[[nodiscard]] Status check_in_place(const tiers::nvme::Store& store,
+                                    const std::vector<std::uint64_t>& bytes);
+
+// A store stays in the folders where it was made: others are refused where the settings ask for
+// them (kUsage), and the default gives way.
+[[nodiscard]] Status keep_folders(RunConfig& config, const std::vector<std::string>& made_in);
+
+// What a start would refuse of the folders of a new store, as far as looking can tell; it makes
+// nothing.
+[[nodiscard]] Status check_can_be_made(const RunConfig& config);
+// That a store of so many bytes fits into the folders. Errors: kDoesNotFit.
+[[nodiscard]] Status check_room(const std::vector<NvmeFolder>& folders, std::uint64_t bytes);
+
+}  // namespace headrace::train
