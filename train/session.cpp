@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <chrono>
 #include <sstream>
 #include <utility>
 
@@ -12,6 +13,7 @@
 #include "core/log.hpp"
 #include "core/quantity.hpp"
 #include "model/initialize.hpp"
+#include "train/interrupt.hpp"
 #include "train/probe.hpp"
 #include "train/store_folders.hpp"
 #include "train/weights.hpp"
@@ -37,6 +39,24 @@ Result<std::vector<std::string>> expand(const RunConfig& config,
     files.insert(files.end(), found->begin(), found->end());
   }
   return files;
+}
+
+using Clock = std::chrono::steady_clock;
+
+// While a store's blocks are written for the first time: a line now and then, and an end where one
+// is asked for.
+Status tell_progress(Clock::time_point& last, std::uint64_t done_bytes, std::uint64_t total_bytes) {
+  if (interrupt_requested()) {
+    return make_error(ExitCode::kInterrupted, "interrupted while the store was made")
+        .with_hint("nothing was begun; the same command starts the run");
+  }
+  constexpr std::chrono::seconds kPause{3};
+  if (Clock::now() - last >= kPause) {
+    last = Clock::now();
+    log_info(fmt::format(
+        "making the store: {} of {} written", format_bytes(done_bytes), format_bytes(total_bytes)));
+  }
+  return {};
 }
 
 // What a start builds up step by step.
@@ -218,6 +238,9 @@ class Opener {
     tiers::nvme::StoreOptions options;
     options.direct_io_required = session.config.tiers.direct_io == "on";
     options.slots = static_cast<std::uint32_t>(planned_.settings.store_slots);
+    options.progress = [last = Clock::now()](std::uint64_t done, std::uint64_t total) mutable {
+      return tell_progress(last, done, total);
+    };
     for (const StoreDrive& drive : planned_.drives) {
       if (is_directory(parent_path(drive.folder.path))) {
         HEADRACE_ASSIGN(MadeFolders made, MadeFolders::make(drive.folder.path));
