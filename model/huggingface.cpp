@@ -237,7 +237,7 @@ Status check_export_target(const std::string& dir, ExportOver over) {
   const bool own = has_config && config_is_own(dir);
   const Error error = usage_error(fmt::format("'{}' is not written over", dir));
   for (const std::string& name : names) {
-    const std::string path = dir + "/" + name;
+    const std::string path = fmt::format("{}/{}", dir, name);
     if (is_own_file(name) && !is_regular_file(path)) {
       return Error(error)
           .with_why(fmt::format("'{}' in it is not a regular file", name))

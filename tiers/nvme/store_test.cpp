@@ -303,30 +303,6 @@ TEST(Store, TwoStoresInOneFolderDoNotTouchEachOther) {
   }
 }
 
-// DeepSpeed 8003, 8075: descriptors and disk space leaked with every checkpoint.
-TEST(Store, DescriptorsAndSpaceAreFlatOverAThousandCommits) {
-  const TestFolder folder;
-  const std::unique_ptr<Store> store = make_store(folder.path(), small_contents(), 2);
-  ASSERT_NE(store, nullptr);
-  const auto used = [&] { return fs::file_size(store->data_path()); };
-  write_all_extents(*store, 1);
-  HEADRACE_EXPECT_OK(store->commit({.step = 1}));
-  const int descriptors = testing::open_descriptors();
-  const std::uintmax_t bytes = used();
-  for (std::int64_t step = 2; step <= 1000; ++step) {
-    for (const ExtentKind kind : {ExtentKind::kParam, ExtentKind::kState}) {
-      const ExtentKey key{.unit = 0, .tile = 0, .kind = kind};
-      HEADRACE_EXPECT_OK(store->write_now(key, pattern(*store, key, step), step));
-    }
-    HEADRACE_EXPECT_OK(store->commit({.step = step, .update_count = step, .run_state = "{}"}));
-  }
-  EXPECT_EQ(testing::open_descriptors(), descriptors);
-  EXPECT_EQ(used(), bytes);
-  EXPECT_EQ(store->last_commit()->step, 1000);
-  expect_holds(*store, {.unit = 0, .tile = 0, .kind = ExtentKind::kState}, 1000);
-  expect_holds(*store, {.unit = 2, .tile = 1, .kind = ExtentKind::kState}, 1);
-}
-
 TEST(Store, DescriptorsAreFlatOverManyStores) {
   const TestFolder folder;
   const auto round = [&] {
