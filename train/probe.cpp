@@ -302,6 +302,7 @@ class Drives {
 
   [[nodiscard]] std::vector<int> folder_depths() const {
     std::vector<int> depths;
+    depths.reserve(folder_drives_.size());
     for (const std::size_t index : folder_drives_) {
       depths.push_back(drives_[index].rates.io_depth);
     }
