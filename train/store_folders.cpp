@@ -107,6 +107,7 @@ Status keep_folders(RunConfig& config, const std::vector<std::string>& made_in) 
     return {};
   }
   std::vector<std::string> quoted;
+  quoted.reserve(made_in.size());
   for (const std::string& folder : made_in) {
     quoted.push_back(fmt::format("\"{}\"", folder));
   }
