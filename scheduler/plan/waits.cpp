@@ -15,6 +15,7 @@ namespace {
 struct Use {
   std::size_t begin = 0, end = 0;
   int instruction = 0;
+  int queue = 0;
   bool write = false;
 };
 
@@ -82,14 +83,15 @@ void remember(const Instruction& instruction, int number, std::map<int, std::vec
     const Use use{.begin = access.offset,
                   .end = access.offset + access.bytes,
                   .instruction = number,
+                  .queue = queue_number(instruction),
                   .write = access.mode != AccessMode::kRead};
     std::vector<Use>& of_buffer = uses[access.buffer];
-    if (use.write) {
-      // What a write covers wholly is ordered before it, so whoever conflicts with the covered use
-      // conflicts with this write as well.
-      std::erase_if(of_buffer,
-                    [&](const Use& old) { return old.begin >= use.begin && old.end <= use.end; });
-    }
+    // What a write covers wholly is ordered before it, so whoever conflicts with the covered use
+    // conflicts with this write as well. So it is with a read and earlier reads of its queue.
+    std::erase_if(of_buffer, [&](const Use& old) {
+      const bool ordered = use.write || (!old.write && old.queue == use.queue);
+      return ordered && old.begin >= use.begin && old.end <= use.end;
+    });
     of_buffer.push_back(use);
   }
 }
