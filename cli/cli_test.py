@@ -418,6 +418,13 @@ def interrupts(world):
     told_steps = told.json()
     facts = (told_steps["status"], told_steps["step"])
     world.report.equal("tells where", facts, ("interrupted", harness.last_step(metrics)))
+    # The end of a terminal, as of an ssh session.
+    step = harness.last_step(metrics) + 3
+    words = ["train", config, "--json"]
+    told = harness.stop_at(world.headrace, words, metrics, step, signal.SIGHUP)
+    world.report.equal("train whose terminal goes away", told.code, INTERRUPTED)
+    step = must(world.run("inspect", world.folder / "stopped", "--json")).json()["commit"]["step"]
+    world.report.equal("commits its last step", step, harness.last_step(metrics))
 
 
 def main():

@@ -45,8 +45,15 @@ void install_interrupt(InterruptMode mode) {
   action.sa_handler = on_signal;
   action.sa_flags = SA_RESTART;
   sigemptyset(&action.sa_mask);
-  for (const int signal : {SIGINT, SIGTERM}) {
-    const int result = ::sigaction(signal, &action, nullptr);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) {
+    struct sigaction present = {};
+    int result = ::sigaction(signal, nullptr, &present);
+    HEADRACE_ASSERT(result == 0, "sigaction takes these arguments");
+    // nohup: the end of the terminal is not to end the run.
+    if (signal == SIGHUP && present.sa_handler == SIG_IGN) {
+      continue;
+    }
+    result = ::sigaction(signal, &action, nullptr);
     HEADRACE_ASSERT(result == 0, "sigaction takes these arguments");
   }
 }

@@ -1,4 +1,4 @@
-// SIGINT and SIGTERM.
+// SIGINT, SIGTERM and SIGHUP (unless it is ignored, as under nohup).
 //
 // Three ways, by what a command has to finish: kFinish (train) sets a flag that the loop looks at
 // between steps, and says on every signal that the step is being finished; kPolled sets the flag

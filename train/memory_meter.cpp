@@ -15,7 +15,9 @@ Result<std::unique_ptr<MemoryMeter>> MemoryMeter::start() {
   } catch (const std::exception& error) {
     return operating_error("memory meter: cannot start its thread")
         .with_why(error.what())
-        .with_hint("raise the limit of processes: `ulimit -u`, or pids.max of the cgroup");
+        .with_hint(
+            "raise the limit of processes (`ulimit -u`, or pids.max of the cgroup) or of memory "
+            "(`ulimit -v`, `ulimit -d`)");
   }
   ::pthread_setname_np(meter->thread_.native_handle(), "memory meter");
   return meter;
