@@ -35,7 +35,8 @@ struct Parser {
     app.set_help_flag("--help", "Print this help");
     for (const PositionalSpec& positional : spec.positionals) {
       app.add_option(positional.name, positionals[positional.name], positional.help)
-          ->option_text(positional.required ? "(required)" : " ");
+          ->option_text(positional.required ? "(required)" : " ")
+          ->required(positional.required);
     }
     for (const OptionSpec& option : spec.options) {
       add(option);
@@ -64,6 +65,16 @@ struct Parser {
 Error usage(const CommandSpec& spec, const std::string& what) {
   return usage_error(fmt::format("{}: {}", spec.name, what))
       .with_hint(fmt::format("headrace {} --help lists what it takes", spec.name));
+}
+
+// The first positional that is required and was not given.
+std::string missing_of(const Parser& parser, const CommandSpec& spec) {
+  for (const PositionalSpec& positional : spec.positionals) {
+    if (positional.required && parser.app.count(positional.name) == 0) {
+      return positional.name;
+    }
+  }
+  return "something that is required";
 }
 
 template <class Number>
@@ -124,6 +135,8 @@ Result<Parsed> parse_arguments(const CommandSpec& spec, const std::vector<std::s
     parser->app.parse(std::move(reversed));
   } catch (const CLI::CallForHelp&) {
     return Parsed{.arguments = {}, .help = true};
+  } catch (const CLI::RequiredError&) {
+    return usage(spec, fmt::format("{} is missing", missing_of(*parser, spec)));
   } catch (const CLI::Error& error) {
     return usage(spec, error.what());
   }
@@ -141,11 +154,6 @@ Result<Parsed> parse_arguments(const CommandSpec& spec, const std::vector<std::s
   for (const auto& [name, times] : parser->flags) {
     if (times > 0) {
       parsed.arguments.add(name, "");
-    }
-  }
-  for (const PositionalSpec& positional : spec.positionals) {
-    if (positional.required && !parsed.arguments.has(positional.name)) {
-      return usage(spec, fmt::format("{} is missing", positional.name));
     }
   }
   return parsed;

@@ -121,12 +121,25 @@ class Loader {
       // What is no TOML stays text: "auto", or a slip that the conversion names.
       if (auto value = parse_config_value(text, place)) {
         entry.value = *std::move(value);
+      } else if (is_number_like(key->kind, text)) {
+        add_error(usage_error(fmt::format("{} = {} is no number that can be held", name, text))
+                      .with_why(std::move(value).error().why)
+                      .with_hint(fmt::format("it must be {}", config::allowed_text(*key)))
+                      .with_where(place));
+        return;
       } else if (is_quoted || text.starts_with('[')) {
         add_error(std::move(value).error());
         return;
       }
     }
     read_key(*key, entry.value, context_of(name, place));
+  }
+
+  // "1e400", "18446744073709551616": numbers to a reader, not to TOML.
+  static bool is_number_like(Kind kind, const std::string& text) {
+    const bool numeric = kind == Kind::kInteger || kind == Kind::kNumber || kind == Kind::kBlocks;
+    return numeric && !text.empty() &&
+           text.find_first_not_of("+-0123456789.eE_") == std::string::npos;
   }
 
   // Bare text is a string where a string is due.

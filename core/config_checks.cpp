@@ -2,7 +2,9 @@
 // section; each appends every problem it sees.
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -25,7 +27,31 @@ void add(const RunConfig& config, std::vector<Error>& errors, Problem problem) {
                        .with_where(config_place(config, problem.key)));
 }
 
+// It becomes the name of a folder.
+bool is_name(std::string_view text) {
+  constexpr unsigned char kFirstPrintable = 0x20;
+  constexpr unsigned char kDelete = 0x7f;
+  return text != "." && text != ".." && std::none_of(text.begin(), text.end(), [](char c) {
+           const auto byte = static_cast<unsigned char>(c);
+           return c == '/' || byte < kFirstPrintable || byte == kDelete;
+         });
+}
+
 void check_run(const RunConfig& config, std::vector<Error>& errors) {
+  if (!is_name(config.run.name)) {
+    add(config,
+        errors,
+        {.key = "run.name",
+         .what = "run.name is no name of a folder",
+         .hint = "leave out slashes and control characters; run.dir says where the folder is"});
+  }
+  if (config.run.dir == "/") {
+    add(config,
+        errors,
+        {.key = "run.dir",
+         .what = "run.dir is the root of the filesystem",
+         .hint = "name a folder of the run's own"});
+  }
   if (config.run.steps && config.run.epochs) {
     add(config,
         errors,

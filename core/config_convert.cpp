@@ -41,10 +41,11 @@ Error wrong_type(const Context& context,
                  std::string_view due,
                  const ConfigValue& value,
                  std::string hint) {
-  return usage_error(
-             fmt::format(
-                 "{}: {} is due, and {} is {}", context.name, due, shown(value), value.noun()))
-      .with_hint(std::move(hint))
+  const std::string given = shown(value);
+  const std::string is =
+      given == value.noun() ? given + " was given" : fmt::format("{} is {}", given, value.noun());
+  return usage_error(fmt::format("{}: {} is due, and {}", context.name, due, is))
+      .with_hint(hint.empty() ? "docs/config.md has every key with its type" : std::move(hint))
       .with_where(context.place);
 }
 
@@ -84,6 +85,11 @@ Result<std::string> to_text(const Context& context,
   if (text->empty()) {
     return usage_error(fmt::format("{}: the text is empty", context.name))
         .with_hint("leave the key out for its default")
+        .with_where(context.place);
+  }
+  if (text->find('\0') != std::string::npos) {
+    return usage_error(fmt::format("{}: the text holds a NUL, which no name can", context.name))
+        .with_hint("leave it out")
         .with_where(context.place);
   }
   return *text;

@@ -104,6 +104,12 @@ constexpr Range kRate = {.min = 0, .max = 1e6};
 constexpr Range kEps = {.min = 1e-30, .max = 1e6};
 constexpr Range kCount = {.min = 1, .max = 1e12};
 constexpr Range kCountOrZero = {.min = 0, .max = 1e12};
+// Sizes of models: far beyond those that exist, and still planned within seconds.
+constexpr Range kLayers = {.min = 1, .max = 1024};
+constexpr Range kWidth = {.min = 1, .max = 65536};  // of the residual stream; heads; a head
+constexpr Range kInnerWidth = {.min = 1, .max = 1 << 20};
+constexpr Range kVocabulary = {.min = 1, .max = 1 << 24};
+constexpr Range kTokens = {.min = 1, .max = 1e8};  // of a sequence
 constexpr Range kThreads = {.min = 1, .max = 1024};
 constexpr Range kBetaRange = {.min = 0, .max = 1, .max_open = true};
 
@@ -178,7 +184,8 @@ constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::model, &ModelSection::preset>(
         {.name = "model.preset",
          .kind = Kind::kText,
-         .doc = "a model known by name; exactly one of preset, path and arch",
+         .doc =
+             "a model known by name (docs/cli.md lists them); exactly one of preset, path and arch",
          .makes_numbers = true,
          .default_words = "none"}),
     key<&RunConfig::model, &ModelSection::path>(
@@ -198,51 +205,51 @@ constexpr Key<RunConfig> kRunKeys[] = {
                                                    .kind = Kind::kInteger,
                                                    .doc = "transformer blocks",
                                                    .makes_numbers = true,
-                                                   .range = kCount,
+                                                   .range = kLayers,
                                                    .default_words = "needed with arch"}),
     key<&RunConfig::model, &ModelSection::hidden>({.name = "model.hidden",
                                                    .kind = Kind::kInteger,
                                                    .doc = "width of the residual stream",
                                                    .makes_numbers = true,
-                                                   .range = kCount,
+                                                   .range = kWidth,
                                                    .default_words = "needed with arch"}),
     key<&RunConfig::model, &ModelSection::heads>({.name = "model.heads",
                                                   .kind = Kind::kInteger,
                                                   .doc = "attention heads",
                                                   .makes_numbers = true,
-                                                  .range = kCount,
+                                                  .range = kWidth,
                                                   .default_words = "needed with arch"}),
     key<&RunConfig::model, &ModelSection::vocab>({.name = "model.vocab",
                                                   .kind = Kind::kInteger,
                                                   .doc = "token ids",
                                                   .makes_numbers = true,
-                                                  .range = kCount,
+                                                  .range = kVocabulary,
                                                   .default_words = "the tokenizer's"}),
     key<&RunConfig::model, &ModelSection::kv_heads>(
         {.name = "model.kv_heads",
          .kind = Kind::kInteger,
          .doc = "heads of keys and values (grouped-query attention; llama)",
          .makes_numbers = true,
-         .range = kCount,
+         .range = kWidth,
          .default_words = "model.heads"}),
     key<&RunConfig::model, &ModelSection::head_dim>({.name = "model.head_dim",
                                                      .kind = Kind::kInteger,
                                                      .doc = "width of a head (llama)",
                                                      .makes_numbers = true,
-                                                     .range = kCount,
+                                                     .range = kWidth,
                                                      .default_words = "hidden / heads"}),
     key<&RunConfig::model, &ModelSection::ffn>({.name = "model.ffn",
                                                 .kind = Kind::kInteger,
                                                 .doc = "inner width of the MLP",
                                                 .makes_numbers = true,
-                                                .range = kCount,
+                                                .range = kInnerWidth,
                                                 .default_words = "the family's usual value"}),
     key<&RunConfig::model, &ModelSection::max_seq_len>(
         {.name = "model.max_seq_len",
          .kind = Kind::kInteger,
          .doc = "longest sequence, in tokens (the rows of GPT-2's position table)",
          .makes_numbers = true,
-         .range = kCount,
+         .range = kTokens,
          .default_words = "the family's usual value"}),
     key<&RunConfig::model, &ModelSection::tied>({.name = "model.tied",
                                                  .kind = Kind::kBool,
@@ -311,12 +318,13 @@ constexpr Key<RunConfig> kRunKeys[] = {
                                                     .kind = Kind::kInteger,
                                                     .doc = "tokens of a sequence",
                                                     .makes_numbers = true,
-                                                    .range = {.min = 1, .max = 1e8}}),
-    key<&RunConfig::batch, &BatchSection::accumulate>({.name = "batch.accumulate",
-                                                       .kind = Kind::kInteger,
-                                                       .doc = "micro-batches of a step",
-                                                       .makes_numbers = true,
-                                                       .range = {.min = 1, .max = 1e6}}),
+                                                    .range = kTokens}),
+    key<&RunConfig::batch, &BatchSection::accumulate>(
+        {.name = "batch.accumulate",
+         .kind = Kind::kInteger,
+         .doc = "micro-batches of a step; times the model's units at most 65536",
+         .makes_numbers = true,
+         .range = {.min = 1, .max = 4096}}),
     key<&RunConfig::batch, &BatchSection::traversal>(
         {.name = "batch.traversal",
          .kind = Kind::kText,
@@ -539,7 +547,8 @@ constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::exports, &ExportSection::best>(
         {.name = "export.best",
          .kind = Kind::kBool,
-         .doc = "the one with the lowest evaluation loss stays too (best.json names it)"}),
+         .doc =
+             "the one with the lowest evaluation loss stays too (exports.json names it as best)"}),
 
     key<&RunConfig::log, &LogSection::every>(
         {.name = "log.every",

@@ -111,7 +111,7 @@ std::string bound_text(const Range& range) {
   const auto append = [&](std::string_view sign, double bound) {
     text += fmt::format("{}{} {}", text.empty() ? "" : ", ", sign, bound);
   };
-  constexpr double kNoLimit = 1e11;  // counts have a far bound that says nothing to a reader
+  constexpr double kNoLimit = 1e300;
   if (range.min > -kNoLimit) {
     append(range.min_open ? ">" : ">=", range.min);
   }

@@ -316,9 +316,26 @@ class Parser {
   }
 
   void complain(const std::string& text, std::string why = "", std::string hint = "") {
+    if (why.empty() && hint.empty()) {
+      hint = "correct it, or save the model again with transformers";
+    }
     problems_.add(usage_error(fmt::format("'{}': {}", source_.path, text))
                       .with_why(std::move(why))
                       .with_hint(std::move(hint)));
+  }
+
+  // model_type, where it is given, names the same family.
+  bool agrees(const Json* model_type, Family family) {
+    if (model_type == nullptr || model_type->is_null() ||
+        is_text_of(*model_type, {family_name(family)})) {
+      return true;
+    }
+    complain(fmt::format("model_type {} contradicts architectures {}",
+                         model_type->dump(),
+                         root_.find("architectures")->dump()),
+             "they name different models",
+             "correct the one that is wrong");
+    return false;
   }
 
   // By architectures, or by model_type where that is absent or ignored.
@@ -331,7 +348,7 @@ class Parser {
           names != nullptr && names->size() == 1 ? names->front().as_string() : nullptr;
       for (const auto& [known, family] : kArchitectures) {
         if (name != nullptr && *name == known) {
-          return family;
+          return agrees(model_type, family) ? std::optional(family) : std::nullopt;
         }
       }
       complain(fmt::format("architecture {} is unknown to this version", list->dump()),
@@ -513,9 +530,12 @@ class Parser {
   void finish() {
     Architecture& a = result_.architecture;
     const auto need = [&](std::string_view field, std::int64_t value) {
-      if (value == 0) {
+      const Json* given = root_.find(field);
+      if (value == 0 && given == nullptr) {
         complain(fmt::format("field '{}' is missing", field));
-      }
+      } else if (value == 0 && (given->is_null() || given->as_int() == 0)) {
+        complain(fmt::format("field '{}' = {}: at least 1 is due", field, given->dump()));
+      }  // else: what was said of it
     };
     const bool gpt2 = a.family == Family::kGpt2;
     need("vocab_size", a.vocab);

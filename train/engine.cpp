@@ -157,6 +157,35 @@ Result<int> slots_of(const RunConfig& config, const Interval& commits, const Pla
   return *request.stored_slots;
 }
 
+// A plan takes seconds up to here.
+constexpr std::int64_t kParametersMax = 1'000'000'000'000;
+constexpr std::int64_t kUnitPassesMax = std::int64_t{1} << 16U;  // units x micro-batches of a step
+
+Status check_plannable(const RunConfig& config, const plan::ModelSpec& spec) {
+  const std::int64_t parameters = spec.parameters();
+  if (parameters > kParametersMax) {
+    return usage_error(fmt::format("a model of {} parameters is more than is planned for",
+                                   format_count(static_cast<double>(parameters))))
+        .with_why(fmt::format("this version goes up to {}",
+                              format_count(static_cast<double>(kParametersMax))))
+        .with_hint("use fewer model.layers, or a smaller model.hidden or model.ffn")
+        .with_where(config_place(config, "model.layers"));
+  }
+  const auto units = static_cast<std::int64_t>(spec.units.size());
+  if (units * spec.accumulate > kUnitPassesMax) {
+    return usage_error(
+               fmt::format("batch.accumulate = {} with {} units is more than is planned for",
+                           spec.accumulate,
+                           units))
+        .with_why(fmt::format("a step goes through {} units at most, each micro-batch counted",
+                              kUnitPassesMax))
+        .with_hint(fmt::format("--set batch.accumulate={} and a larger batch.micro_batch",
+                               kUnitPassesMax / units))
+        .with_where(config_place(config, "batch.accumulate"));
+  }
+  return {};
+}
+
 std::size_t reserve_bytes(const HostMemory& memory) {
   return std::max(kReserveBytes, static_cast<std::size_t>(memory.available_bytes) / kReservePart);
 }
@@ -315,6 +344,7 @@ Result<Planned> make_planned(const RunConfig& config,
                                    .accumulate = config.batch.accumulate,
                                    .compute_threads = compute_threads_of(config)};
   HEADRACE_ASSIGN(planned.spec, model::make_model_spec(architecture, batch, config.optim));
+  HEADRACE_TRY(check_plannable(config, planned.spec));
   HEADRACE_ASSIGN(planned.settings, make_plan_settings(config, request));
   HEADRACE_ASSIGN(planned.plan, plan::make_plan(planned.spec, planned.settings, machine));
   HEADRACE_ASSIGN(const HostMemory memory, memory_of(request));

@@ -157,6 +157,25 @@ class Problems {
   std::optional<Error> first_;
 };
 
+// Zero says that a rate was not measured; less than this is no machine's, and makes times that say
+// nothing.
+constexpr double kRateMin = 1.0;
+
+void check_sense(const MachineProfile& profile, const std::string& name, Problems& problems) {
+  if (profile.cores < 1) {
+    problems.add(fmt::format("machine profile: cores = {}; there is at least 1", profile.cores),
+                 name);
+  }
+  for (const Key& key : keys()) {
+    const auto* member = std::get_if<double MachineProfile::*>(&key.member);
+    const double rate = member != nullptr ? profile.*(*member) : 0;
+    const bool is_rate = key.name.ends_with("_per_s");
+    if (is_rate && rate > 0 && rate < kRateMin) {
+      problems.add(fmt::format("machine profile: {} = {} is no machine's", key.name, rate), name);
+    }
+  }
+}
+
 bool near(std::uint64_t a, std::uint64_t b) {
   const auto larger = static_cast<double>(std::max(a, b));
   return static_cast<double>(std::max(a, b) - std::min(a, b)) <= kMemoryTolerance * larger;
@@ -201,6 +220,9 @@ Result<MachineFile> machine_from_toml(std::string_view text, const std::string& 
     if (!present) {
       problems.add(fmt::format("machine profile: {} is missing", key.name), name);
     }
+  }
+  if (!problems.first()) {
+    check_sense(machine.profile, name, problems);
   }
   if (!problems.first() && machine.profile.schema != kMachineSchema) {
     problems.add(

@@ -59,6 +59,17 @@ Status tell_progress(Clock::time_point& last, std::uint64_t done_bytes, std::uin
   return {};
 }
 
+// The model of model.path, with the place of the key in its errors.
+Result<std::unique_ptr<Weights>> open_model(const RunConfig& config) {
+  Result<std::unique_ptr<Weights>> weights = open_weights(config.model.path, config.model.ignore);
+  if (weights || !weights.error().where.empty()) {
+    return weights;
+  }
+  Error error = std::move(weights).error();
+  error.where = config_place(config, "model.path");
+  return error;
+}
+
 // What a start builds up step by step.
 class Opener {
  public:
@@ -127,7 +138,7 @@ class Opener {
     const model::Architecture* of_path =
         from_commit ? &session.state.numbers.architecture : nullptr;
     if (!path.empty() && !from_commit) {
-      HEADRACE_ASSIGN(weights_, open_weights(path, session.config.model.ignore));
+      HEADRACE_ASSIGN(weights_, open_model(session.config));
       of_path = &weights_->architecture();
     }
     HEADRACE_ASSIGN(numbers_.architecture, resolve_architecture(session.config, of_path));
@@ -197,6 +208,7 @@ class Opener {
       }
     } else {
       drop_new_store();
+      drop_new_files();
     }
     return status;
   }
@@ -204,6 +216,11 @@ class Opener {
   Status begin() {
     Session& session = *session_;
     HEADRACE_ASSIGN(run_folder_, MadeFolders::make(session.paths.dir));
+    for (const std::string& path : made_files()) {
+      if (!path_exists(path)) {
+        absent_before_.push_back(path);
+      }
+    }
     if (!session.lock) {
       HEADRACE_ASSIGN(session.lock, RunLock::take(session.paths.dir));
     }
@@ -275,6 +292,21 @@ class Opener {
         });
   }
 
+  // What a start writes into the run's folder beside store.json.
+  [[nodiscard]] std::vector<std::string> made_files() const {
+    const RunPaths& paths = session_->paths;
+    return {
+        paths.config(), paths.plan(), paths.metrics(), paths.log(), session_->config.exports.dir};
+  }
+
+  void drop_new_files() {
+    close_log_file();
+    for (const std::string& path : absent_before_) {
+      // A folder goes if it is empty; what cannot go is named by nothing.
+      static_cast<void>(std::remove(path.c_str()));
+    }
+  }
+
   // Of a start that failed: nothing of it stays.
   void drop_new_store() {
     if (!new_store_) {
@@ -315,6 +347,7 @@ class Opener {
   std::optional<StoreReference> replaced_;
   std::optional<StoreReference> new_store_;
   MadeFolders run_folder_;
+  std::vector<std::string> absent_before_;
   std::vector<MadeFolders> made_store_folders_;
   TensorTable table_;  // of the resumed store
   std::unique_ptr<Weights> weights_;
@@ -439,7 +472,7 @@ Result<Planned> plan_run(RunConfig asked, const std::string& machine_file) {
   const RunConfig config = resolve_config(asked, committed_threads);
   std::unique_ptr<Weights> weights;
   if (!config.model.path.empty()) {
-    HEADRACE_ASSIGN(weights, open_weights(config.model.path, config.model.ignore));
+    HEADRACE_ASSIGN(weights, open_model(config));
   }
   HEADRACE_ASSIGN(
       const model::Architecture architecture,

@@ -236,7 +236,9 @@ Result<std::unique_ptr<Weights>> open_weights(const std::string& dir,
     return usage_error(fmt::format("'{}' holds no model", dir))
         .with_why(is_directory(dir) ? "there is neither a config.json nor a store.json in it"
                                     : "there is no such directory")
-        .with_hint("name a Hugging Face directory or the directory of a run");
+        .with_hint(
+            "name a Hugging Face directory or the directory of a run; a new model is made "
+            "from model.preset or model.arch");
   }
   HEADRACE_ASSIGN(model::HuggingFaceModel model, model::open_huggingface(dir, ignore));
   for (const std::string& note : model.notes()) {

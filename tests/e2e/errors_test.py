@@ -11,6 +11,7 @@ import ctypes
 import json
 import os
 import pathlib
+import re
 import resource
 import shutil
 import signal
@@ -125,6 +126,37 @@ def bad_config(world):
     world.fails("the plan of it", USAGE, "plan", path, "--json", says=says)
 
 
+@case("sizes out of reach")
+def sizes(world):
+    """Refused within seconds, with the bound: no plan of it would end."""
+    wide = ["model.hidden=65536", "model.heads=512"]
+    for fact, sets, says in (
+        ("too many layers", ["model.layers=2000"], "<= 1024"),
+        ("too wide a model", ["model.hidden=1000000"], "<= 65536"),
+        ("too many parameters", [*wide, "model.layers=1024"], "1.0 T"),
+        ("too many micro-batches", ["batch.accumulate=5000"], "<= 4096"),
+        ("with so many layers", ["batch.accumulate=4096", "model.layers=512"], "accumulate=127"),
+        ("too many steps", [f"run.steps={2**63 - 1}"], "<= 1000000000000"),
+        ("no integer of 64 bits", [f"run.steps={2**64}"], "64 bits"),
+        ("no float", ["optim.lr=1e400"], "optim.lr = 1e400"),
+        ("a list for a number", ["run.steps=[1]"], "an array was given"),
+        ("a name with slashes", ["run.name=../up"], "run.name"),
+        ("a name with an escape", ["run.name=a\x1bb"], "run.name"),
+        ("the root folder", ["run.dir=/"], "root"),
+    ):
+        words = [word for text in sets for word in ("--set", text)]
+        path = world.good_config
+        world.fails(fact, USAGE, "plan", path, *words, says=[says], timeout_s=60)
+    profile = pathlib.Path(world.headrace.environment["XDG_CACHE_HOME"]) / "headrace/machine.toml"
+    for key, value in (("cores", "0"), ("memory_bytes_per_s", "1e-300")):
+        machine = world.folder / "machine.toml"
+        lines = profile.read_text().splitlines()
+        lines = [f"{key} = {value}" if line.startswith(f"{key} ") else line for line in lines]
+        machine.write_text("\n".join(lines))
+        words = ["plan", world.good_config, "--machine", machine]
+        world.fails(f"a profile of {key} = {value}", USAGE, *words, says=[key])
+
+
 @case("bad arguments")
 def bad_arguments(world):
     good = world.good_config
@@ -147,7 +179,13 @@ def missing_files(world):
     model = harness.write_toml(
         world.folder / "model.toml", {**world.sections("model"), "model": {"path": gone}}
     )
-    world.fails("a missing model", USAGE, "train", model, says=[str(gone)])
+    says = [str(gone), "model.preset", "model.toml:"]
+    world.fails("a missing model", USAGE, "train", model, says=says)
+    preset = world.fails("no such preset", USAGE, "plan", model, "--set", "model.preset=gpt9")
+    names = re.findall(r"[a-z0-9]+-[0-9a-z.-]+[0-9]+[bm]\b", preset.err)
+    page = (pathlib.Path(__file__).parents[2] / "docs/cli.md").read_text()
+    listed = len(names) > 10 and all(name in page for name in names)
+    world.report.check("docs/cli.md names every preset that the error names", listed, names)
     deep = world.config("deep", {"tiers": {"nvme": [gone / "deeper"]}})
     world.fails("a store folder without a parent", USAGE, "train", deep, says=[str(gone)])
     world.fails("the plan of it", USAGE, "plan", deep, says=[str(gone), "deep.toml:"])
@@ -446,6 +484,18 @@ def limits(world):
     words = ["train", path]
     fact = "a limit of a file's size"
     world.fails(fact, OPERATING, *words, before=limited(resource.RLIMIT_FSIZE, 1 << 20))
+    for files in range(4, 24):
+        run = world.folder / "few-files-run"
+        how = {"before": limited(resource.RLIMIT_NOFILE, files)}
+        few = world.config("few-files", on_nvme)
+        outcome = world.headrace.run("train", few, **how)
+        begun = "step 1/" in outcome.out
+        if outcome.code == harness.OK or begun or "shared libraries" in outcome.err:
+            shutil.rmtree(run, ignore_errors=True)
+            continue
+        problems = harness.error_problems(outcome, OPERATING)
+        fact = f"a start with {files} open files: exit 1, nothing is left"
+        world.report.check(fact, not problems and not run.exists(), f"{problems}\n{outcome}")
     no_cache = {"PATH": os.environ["PATH"]}  # neither HOME nor XDG_CACHE_HOME
     trained = world.headrace.run("train", path, environment=no_cache)
     world.report.equal("no home: trains all the same", trained.code, harness.OK)
@@ -639,8 +689,9 @@ def lost_commits(world):
 
     def newer_superblock(data):
         content = data.read_bytes()
-        at = [struct.unpack_from("<Q", content, at + SUPERBLOCK_SEQUENCE_AT)[0] for at in SUPERBLOCKS]
-        harness.flip_byte(data, SUPERBLOCKS[at.index(max(at))] + 100)
+        numbers = [content[at + SUPERBLOCK_SEQUENCE_AT :][:8] for at in SUPERBLOCKS]
+        newest = max(range(2), key=lambda i: int.from_bytes(numbers[i], "little"))
+        harness.flip_byte(data, SUPERBLOCKS[newest] + 100)
 
     damages = {
         "cut to nothing": (CORRUPT, lambda data: os.truncate(data, 0)),
@@ -683,7 +734,8 @@ def leftovers(world):
     (orphan,) = (run / "store").iterdir()
     resumed = must(world.headrace.run(*words, "--set", "run.steps=2"))
     stores = list((run / "store").iterdir())
-    world.report.check("a store that no start names is removed", len(stores) == 1 and orphan not in stores, stores)
+    fact = "a store that no start names is removed"
+    world.report.check(fact, len(stores) == 1 and orphan not in stores, stores)
     world.report.check("and it is said", orphan.name in resumed.err, resumed)
     # Of a resumed run too; but never a commit.
     (run / "store.json").rename(world.folder / "kept.json")
@@ -696,7 +748,8 @@ def leftovers(world):
     told = json.loads((gone / "store.json").read_text())
     (gone / "store.json").write_text(json.dumps({**told, "committed_step": None}))
     again = world.headrace.run("train", path)
-    world.report.check("a store that is gone without a commit: trains", again.code == harness.OK, again)
+    fact = "a store that is gone without a commit: trains"
+    world.report.check(fact, again.code == harness.OK, again)
 
 
 @case("other folders")
@@ -714,7 +767,8 @@ def other_folders(world):
     must(world.headrace.run("train", path, "--set", f'tiers.nvme=["{place}"]'))
     must(world.headrace.run("train", path, "--set", "run.steps=3"))
     text = (world.folder / "made-run" / "config.resolved.toml").read_text()
-    world.report.check("the folder of the store is in config.resolved.toml", str(place) in text, text)
+    fact = "the folder of the store is in config.resolved.toml"
+    world.report.check(fact, str(place) in text, text)
 
 
 @case("a store that goes away")
@@ -748,7 +802,8 @@ def store_goes_away(world):
         outcome = harness.Outcome(["train", path], process.returncode, "", err)
         problems = harness.error_problems(outcome, OPERATING)
         good = not problems and str(run / "store") in err and "is whole; the same" not in err
-        world.report.check(f"a store that is {fact} under a run: exit 1", good, f"{problems}\n{err}")
+        fact = f"a store that is {fact} under a run: exit 1"
+        world.report.check(fact, good, f"{problems}\n{err}")
 
 
 @case("foreign store")
@@ -855,6 +910,13 @@ def unfit_models(world):
         world, "arch", edit(architectures=["Gpt9LMHeadModel"], model_type="g9")
     )
     world.fails("an unknown architecture", USAGE, "train", path, says=["Gpt9LMHeadModel"])
+    folder, path = model_case(world, "types", edit(model_type="bert"))
+    world.fails("two names of a model", USAGE, "train", path, says=["bert", "contradicts"])
+    folder, path = model_case(world, "zero", edit(n_layer=0))
+    world.fails("a size of zero", USAGE, "train", path, says=["'n_layer' = 0", "at least 1"])
+    folder, path = model_case(world, "quoted", edit(n_layer="1"))
+    once = world.fails("a size that is text", USAGE, "train", path, says=["not a whole number"])
+    world.report.check("a size that is text: one error", "is missing" not in once.err, once)
     folder, path = model_case(world, "field", edit(rotary_twist=3))
     world.fails("an unknown field", USAGE, "train", path, says=["rotary_twist", "model.ignore"])
     mended = world.headrace.run("plan", path, "--set", 'model.ignore=["rotary_twist"]')
