@@ -3,14 +3,17 @@
 
 #include <fmt/format.h>
 #include <sched.h>
+#include <sys/mman.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <charconv>
 #include <limits>
 #include <string_view>
 #include <vector>
 
 #include "core/files.hpp"
+#include "core/quantity.hpp"
 
 namespace headrace {
 
@@ -232,6 +235,18 @@ Result<ProcessMemory> process_memory_detailed(const SystemRoots& roots) {
                   read_file(roots.proc + "/self/smaps_rollup", kSmallFileBytesMax));
   memory.transparent_huge_page_bytes = field_of(text, "AnonHugePages") * kKib;
   return memory;
+}
+
+Status check_memory(std::uint64_t bytes) {
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return errno_error(fmt::format("there is no memory to be had: {} more were asked for",
+                                   format_bytes(bytes)),
+                       errno)
+        .with_hint("raise the limits of memory (`ulimit -v`, `ulimit -d`), or free some");
+  }
+  ::munmap(memory, bytes);
+  return {};
 }
 
 std::string cpu_model_name(const SystemRoots& roots) {

@@ -49,6 +49,10 @@ struct ProcessMemory {
 // With smaps_rollup: walks the page tables, milliseconds per GiB.
 [[nodiscard]] Result<ProcessMemory> process_memory_detailed(const SystemRoots& roots = {});
 
+// Whether the process may have so much more memory (`ulimit -v`, `ulimit -d`): libraries that make
+// code at run time end the process where they get none. Takes it, and gives it back untouched.
+[[nodiscard]] Status check_memory(std::uint64_t bytes);
+
 // The host's CPU model as /proc/cpuinfo names it, for reports; "unknown" where it does not.
 [[nodiscard]] std::string cpu_model_name(const SystemRoots& roots = {});
 

@@ -119,5 +119,13 @@ TEST(System, AMissingProcIsAnError) {
   EXPECT_FALSE(process_memory({.proc = "/nonexistent", .cgroup = "/nonexistent"}));
 }
 
+TEST(System, MemoryThatTheProcessMayNotHaveIsAnErrorWithItsHint) {
+  EXPECT_TRUE(check_memory(std::uint64_t{1} << 20U));
+  const Status status = check_memory(std::uint64_t{1} << 60U);
+  ASSERT_FALSE(status);
+  EXPECT_EQ(status.error().code, ExitCode::kOperating);
+  EXPECT_NE(status.error().hint.find("ulimit"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace headrace

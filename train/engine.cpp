@@ -28,6 +28,8 @@ constexpr std::size_t kProcessGrowthBytes = 24 * kMebibyte;
 // "auto" leaves so much of the machine's memory alone, or a sixteenth of it where that is more.
 constexpr std::size_t kReserveBytes = 256 * kMebibyte;
 constexpr std::size_t kReservePart = 16;
+// What oneDNN, oneTBB and OpenMP take before there is a plan.
+constexpr std::size_t kLibraryBytes = 32 * kMebibyte;
 constexpr int kIoDepth = 8;
 constexpr std::size_t kTraceEventsMax = 200'000;
 constexpr std::size_t kRacesShown = 5;
@@ -336,6 +338,7 @@ Result<Planned> make_planned(const RunConfig& config,
                              const model::Architecture& architecture,
                              const plan::MachineProfile& machine,
                              const PlanRequest& request) {
+  HEADRACE_TRY(check_memory(kLibraryBytes));
   Planned planned;
   planned.architecture = architecture;
   planned.machine = machine;

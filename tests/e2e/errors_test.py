@@ -496,6 +496,19 @@ def limits(world):
         problems = harness.error_problems(outcome, OPERATING)
         fact = f"a start with {files} open files: exit 1, nothing is left"
         world.report.check(fact, not problems and not run.exists(), f"{problems}\n{outcome}")
+    # Sanitizers need terabytes of addresses.
+    asked = world.headrace.run("--version", before=limited(resource.RLIMIT_AS, 1 << 30))
+    if asked.code != harness.OK:
+        world.report.skip("limits of memory", asked.err[:100])
+    else:
+        for limit, name in ((resource.RLIMIT_DATA, "data"), (resource.RLIMIT_AS, "all")):
+            for mebibytes in (12, 16, 20, 24, 28, 32, 40, 48, 64, 72, 80, 96, 128):
+                how = {"before": limited(limit, mebibytes << 20)}
+                outcome = world.headrace.run("plan", path, **how)
+                loaded = "shared librar" not in outcome.err and "shared object" not in outcome.err
+                problems = loaded and outcome.code and harness.error_problems(outcome, OPERATING)
+                fact = f"{mebibytes} MiB of memory ({name}): a plan or an error"
+                world.report.check(fact, not problems, f"{problems}\n{outcome}")
     no_cache = {"PATH": os.environ["PATH"]}  # neither HOME nor XDG_CACHE_HOME
     trained = world.headrace.run("train", path, environment=no_cache)
     world.report.equal("no home: trains all the same", trained.code, harness.OK)
