@@ -225,15 +225,29 @@ Status write_file_atomically(const std::string& path, std::string_view text) {
   return sync_directory(parent_path(path));
 }
 
+namespace {
+
+Error making_error(const std::string& path, int errno_value) {
+  Error error = errno_error(fmt::format("cannot make the folder '{}'", path), errno_value);
+  if (error.hint.empty()) {
+    error.hint = errno_value == ENOENT   ? "make the folder that it is to be in"
+                 : errno_value == ENOSPC ? "free space there, or name another folder"
+                                         : "name a folder that can be written to";
+  }
+  return error;
+}
+
+}  // namespace
+
 Status make_directory(const std::string& path, Parents parents) {
   if (parents == Parents::kMake) {
     std::error_code code;
     std::filesystem::create_directories(path, code);
     if (code) {
-      return errno_error(fmt::format("cannot make the folder '{}'", path), code.value());
+      return making_error(path, code.value());
     }
   } else if (::mkdir(path.c_str(), 0777) != 0 && errno != EEXIST) {
-    return errno_error(fmt::format("cannot make the folder '{}'", path), errno);
+    return making_error(path, errno);
   }
   if (!is_directory(path)) {
     return operating_error(fmt::format("cannot make the folder '{}'", path))

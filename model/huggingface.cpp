@@ -255,7 +255,8 @@ Status check_export_target(const std::string& dir, ExportOver over) {
     return Error(error)
         .with_why(has_config ? "its config.json is not one that headrace has written"
                              : fmt::format("it holds '{}', and is no earlier export", name))
-        .with_hint("name another folder, or add --overwrite");
+        .with_hint(over == ExportOver::kUnfinished ? "move it away, or choose another export.dir"
+                                                   : "name another folder, or add --overwrite");
   }
   return {};
 }

@@ -10,6 +10,7 @@
 #include <thread>
 #include <utility>
 
+#include "core/config.hpp"
 #include "core/dtype.hpp"
 #include "core/files.hpp"
 #include "core/float_environment.hpp"
@@ -175,7 +176,11 @@ Result<std::unique_ptr<PeriodicExport>> PeriodicExport::open(const RunConfig& co
   if (every.never()) {
     return std::unique_ptr<PeriodicExport>();
   }
-  HEADRACE_TRY(make_directory(config.exports.dir, Parents::kMustExist));
+  if (Status made = make_directory(config.exports.dir, Parents::kMustExist); !made) {
+    Error error = std::move(made).error();
+    error.where = config_place(config, "export.dir");
+    return error;
+  }
   HEADRACE_ASSIGN(ExportList list, ExportList::open(config.exports.dir, config.run.dir));
   HEADRACE_TRY(list.cut_back(step));
   HEADRACE_ASSIGN(std::unique_ptr<Weights> weights, weights_of_commit(store, config.run.dir));

@@ -110,12 +110,16 @@ Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths
   if (!path_exists(paths.store())) {
     return std::optional<StoreReference>();
   }
-  HEADRACE_ASSIGN(const std::string text, read_file(paths.store(), kReferenceBytesMax));
   const auto damaged = [&](const Error& error) {
     return corrupt_error(fmt::format("'{}' cannot be read", paths.store()))
         .with_why(error.what)
         .with_hint("it holds the folder and the id of the run's store: headrace store list");
   };
+  HEADRACE_ASSIGN(const std::uint64_t bytes, file_size_bytes(paths.store()));
+  if (bytes > kReferenceBytesMax) {
+    return damaged(corrupt_error(fmt::format("it has {} bytes", bytes)));
+  }
+  HEADRACE_ASSIGN(const std::string text, read_file(paths.store(), kReferenceBytesMax));
   Result<Json> json = parse_json(text);
   if (!json) {
     return damaged(json.error());

@@ -112,6 +112,14 @@ def check_failures(report, headrace, folder):
     report.check("and told", f"the export of step {EVERY} failed" in told.err, told)
     report.check("what was there stays", folder_of(run, EVERY).is_file())
 
+    other = Run(headrace, folder, "other-model", changed())
+    folder_of(other, EVERY).mkdir(parents=True)
+    (folder_of(other, EVERY) / "config.json").write_text("of another model")
+    told = must(other.train("--json"))
+    report.equal("another model in its place is no export", told.json()["exports"], counted)
+    kept = [(path.name, path.read_text()) for path in folder_of(other, EVERY).iterdir()]
+    report.equal("and is left alone", kept, [("config.json", "of another model")])
+
     foreign = Run(headrace, folder, "foreign", changed(export={"dir": run.dir / "exports"}))
     refused = foreign.train()
     problems = harness.error_problems(refused, harness.USAGE)
