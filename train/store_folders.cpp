@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <iterator>
 #include <utility>
 
@@ -12,10 +13,29 @@
 #include "core/files.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
+#include "core/unique.hpp"
 
 namespace headrace::train {
 
 using tiers::nvme::Store;
+
+namespace {
+
+// A data file whose creation was cut short before it said whose it is: no byte was written where
+// superblocks are.
+bool is_blank(const std::string& store_path) {
+  constexpr std::size_t kSuperblocksBytes = std::size_t{68} << 10U;
+  const Result<UniqueFd> file = open_regular_file(store_path + "/data");
+  const Result<std::uint64_t> bytes = file_size_bytes(store_path + "/data");
+  if (!file || !bytes) {
+    return false;
+  }
+  std::vector<std::byte> head(std::min<std::uint64_t>(*bytes, kSuperblocksBytes));
+  return read_exactly(file->get(), head, 0) &&
+         std::all_of(head.begin(), head.end(), [](std::byte b) { return b == std::byte{0}; });
+}
+
+}  // namespace
 
 void reclaim_leftovers(const std::vector<std::string>& folders,
                        const RunPaths& paths,
@@ -44,9 +64,18 @@ void reclaim_leftovers(const std::vector<std::string>& folders,
       return;
     }
   }
-  const auto removed = tiers::nvme::reclaim_orphans(present, paths.dir, keep_id);
-  if (!removed) {
+  if (const auto removed = tiers::nvme::reclaim_orphans(present, paths.dir, keep_id); !removed) {
     return warn(removed.error());
+  }
+  // In the run's own folder even a store that does not say so is the run's.
+  for (const tiers::nvme::StoreListing& store : *listed) {
+    if (store.path.starts_with(paths.dir + "/") && store.id != keep_id && !store.locked &&
+        store.run_dir.empty() && is_blank(store.path)) {
+      if (const Status removed = tiers::nvme::remove_store(present, store.id); !removed) {
+        return warn(removed.error());
+      }
+      log_info(fmt::format("removed '{}', the rest of a start that was cut short", store.path));
+    }
   }
 }
 

@@ -750,6 +750,12 @@ def leftovers(world):
     fact = "a store that no start names is removed"
     world.report.check(fact, len(stores) == 1 and orphan not in stores, stores)
     world.report.check("and it is said", orphan.name in resumed.err, resumed)
+    # One that was cut short before it said whose it is.
+    blank = run / "store" / ("0123456789abcdef" * 2)
+    blank.mkdir()
+    (blank / "data").write_bytes(bytes(4096))
+    must(world.headrace.run(*words, "--set", "run.steps=3"))
+    world.report.check("a blank one in the run's own folder too", not blank.exists())
     # Of a resumed run too; but never a commit.
     (run / "store.json").rename(world.folder / "kept.json")
     must(world.headrace.run(*words, "--set", "run.steps=2"))
