@@ -15,6 +15,7 @@
 #include "model/spec.hpp"
 #include "model/tokenizer.hpp"
 #include "model/units.hpp"
+#include "train/periodic_export.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
 
@@ -22,6 +23,7 @@ namespace headrace::train {
 namespace {
 
 constexpr std::size_t kMebibyte = std::size_t{1} << 20U;
+constexpr std::int64_t kTileElementsMax = 16 * plan::kBlockElements;  // that "auto" chooses
 // What the process still grows by once the arenas are there: threads' stacks, libraries' scratch,
 // generated code. Runs were seen to take 6 to 15 MiB.
 constexpr std::size_t kProcessGrowthBytes = 24 * kMebibyte;
@@ -315,6 +317,10 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   settings.place = place_of(config);
   settings.lookahead = config.tiers.lookahead;
   HEADRACE_ASSIGN(settings.tile_elements, tile_of(config, request));
+  if (request.purpose == plan::Purpose::kTrain && config.exports.every != "none") {
+    const std::int64_t tile = settings.tile_elements.value_or(kTileElementsMax);
+    settings.process_bytes += export_memory_bytes(static_cast<std::size_t>(tile) * sizeof(float));
+  }
   settings.traversal = traversal_of(config);
   settings.update = update_of(config);
   settings.grad = config.precision.grad.value_or("fp32") == "bf16" ? Dtype::kBf16 : Dtype::kF32;

@@ -31,7 +31,7 @@ class IoLanes {
   // Where the next operation of the lane goes, if it is about this tile.
   [[nodiscard]] tiers::nvme::IoLane& lane_for(int lane, int unit, int tile);
 
-  // Everything submitted so far, of all lanes, is over: one event a lane that was used.
+  // Returns once everything submitted so far, of all lanes, is over.
   [[nodiscard]] Status wait_all();
 
   [[nodiscard]] tiers::nvme::IoTotals totals() const;

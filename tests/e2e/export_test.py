@@ -88,6 +88,21 @@ def check_dtype_and_keep(report, headrace, folder):
     report.check("export.dtype is that of `headrace export --dtype`", same == found)
 
 
+def check_memory(report, headrace, folder):
+    """What an export takes beside training (a buffer and a tile) stands in the plan."""
+    run = Run(headrace, folder, "planned", changed())
+    words = ["plan", run.config, "--json"]
+    with_exports = must(headrace.run(*words)).json()["process_bytes"]
+    without = must(headrace.run(*words, "--set", "export.every=none")).json()["process_bytes"]
+    added = with_exports - without
+    report.check("the plan counts the memory of exports", added > 8 << 20, f"{added} bytes")
+    must(run.train())
+    planned = json.loads((run.dir / "plan.json").read_text())
+    budget = planned["host_peak_bytes"] + planned["device_peak_bytes"] + planned["process_bytes"]
+    peak = max(row["peak"]["process"] for row in map(json.loads, run.metrics.open()))
+    report.check("and the run keeps within it", peak <= budget, f"{peak} of {budget} bytes")
+
+
 def check_killed(report, headrace, folder, whole):
     random = harness.seeded_random()
     for index in range(4):
@@ -142,6 +157,7 @@ def main():
     with harness.scratch(report, "export") as folder:
         whole = check_weights(report, headrace, folder)
         check_dtype_and_keep(report, headrace, folder)
+        check_memory(report, headrace, folder)
         check_killed(report, headrace, folder, whole)
         check_failures(report, headrace, folder)
     report.finish()
