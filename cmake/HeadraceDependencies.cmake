@@ -15,7 +15,7 @@ pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 
-# libxxhash's plain entry points use SSE2 on x86; those that choose AVX2 or AVX-512 at run time are a build option of it.
+# On x86 the plain entry points of libxxhash use SSE2; those that choose AVX2 or AVX-512 when run are an option of its build.
 include(CheckSymbolExists)
 set(CMAKE_REQUIRED_LIBRARIES PkgConfig::xxhash)
 check_symbol_exists(XXH3_64bits_dispatch "xxhash.h;xxh_x86dispatch.h" HEADRACE_XXHASH_DISPATCH)

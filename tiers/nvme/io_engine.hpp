@@ -42,7 +42,7 @@ inline constexpr IoDeadline kDeadlineOfWrites = IoDeadline{1} << 63U;  // where 
 
 struct EngineOptions {
   int lanes = 1;
-  int io_depth = 8;                                       // requests in flight
+  int io_depth = 8;  // requests in flight; as many again of what is wanted now
   std::size_t request_bytes_max = std::size_t{1} << 20U;  // of payload: whole pages, at most 1 GiB
   // In flight; a request that is larger goes alone. Nothing: io_depth requests' worth.
   std::optional<std::size_t> bytes_in_flight_max{};
