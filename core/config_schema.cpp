@@ -555,6 +555,10 @@ constexpr Key<RunConfig> kRunKeys[] = {
          .kind = Kind::kInteger,
          .doc = "steps between step lines; metrics.jsonl has every step",
          .range = kCount}),
+    key<&RunConfig::log, &LogSection::stuck_after>(
+        {.name = "log.stuck_after",
+         .kind = Kind::kDuration,
+         .doc = "warns when nothing was done for so long, with what is stuck; none: never"}),
 };
 
 constexpr Key<OptimGroup> kGroupKeys[] = {

@@ -129,6 +129,7 @@ keep = 3
 best = true
 [log]
 every = 5
+stuck_after = "90s"
 )";
 
 TEST_F(ConfigTest, DefaultsAreThoseOfTheDesign) {
@@ -164,6 +165,7 @@ TEST_F(ConfigTest, EveryValueOfAFullFileArrives) {
   EXPECT_EQ(config.exports.dir, folder_.path("exports"));
   EXPECT_EQ(config.exports.keep, 3);
   EXPECT_EQ(config.log.every, 5);
+  EXPECT_EQ(config.log.stuck_after, "90s");
   EXPECT_EQ(config_place(config, "optim.lr"), place("32:1"));
   EXPECT_EQ(config_place(config, "run.epochs"), "");
 }
@@ -360,6 +362,16 @@ TEST_F(ConfigTest, ValuesOutOfRangeOrOfAnotherTypeAreRefused) {
       EXPECT_TRUE(result.error().others.empty()) << set << format_error(result.error(), false);
     }
   }
+}
+
+TEST_F(ConfigTest, ATimeIsNotCountedInSteps) {
+  for (const char* set : {"log.stuck_after=10 steps", "log.stuck_after=every-step"}) {
+    const Error error = error_of(kModel, {set});
+    EXPECT_EQ(error.code, ExitCode::kUsage) << set;
+    EXPECT_EQ(error.hint, "write \"1min\" or \"none\"") << set;
+  }
+  EXPECT_EQ(load(kModel, {"log.stuck_after=2h"}).value().log.stuck_after, "120min");
+  EXPECT_EQ(load(kModel, {"log.stuck_after=none"}).value().log.stuck_after, "none");
 }
 
 TEST_F(ConfigTest, ImpossibleCombinationsAreRefused) {

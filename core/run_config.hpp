@@ -153,6 +153,7 @@ struct ExportSection {
 
 struct LogSection {
   std::int64_t every = 1;
+  std::string stuck_after = "1min";  // a duration or "none"; core/interval.hpp reads it
 
   friend bool operator==(const LogSection&, const LogSection&) = default;
 };

@@ -38,6 +38,8 @@ struct ExecutorOptions {
   int optimizer_threads = 1;
   std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s;
   std::vector<DriveOptions> drives;  // by folder; those that are not there take the defaults
+  // Warns when nothing was done for so long, with what is stuck (watchdog.hpp); nothing: never.
+  std::optional<double> stuck_after_s{};
 };
 
 // Everything a step needs beside the model. Spans are [accumulate * N]; targets of -1 are masked.

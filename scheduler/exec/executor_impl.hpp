@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "optim_cpu/threads.hpp"
@@ -13,6 +14,7 @@
 #include "scheduler/exec/io_lanes.hpp"
 #include "scheduler/exec/jobs.hpp"
 #include "scheduler/exec/timeline.hpp"
+#include "scheduler/exec/watchdog.hpp"
 #include "tiers/device.hpp"
 #include "tiers/memory.hpp"
 #include "tiers/thread_queue.hpp"
@@ -81,6 +83,8 @@ class ExecutorImpl final : public Executor {
   // executor.cpp
   [[nodiscard]] Status create_memory();
   [[nodiscard]] Status create_queues(const ExecutorOptions& options);
+  [[nodiscard]] Status create_watchdog(const ExecutorOptions& options);
+  [[nodiscard]] Watchdog::Task watched(std::string_view what);
   void set_inputs(const StepInputs& inputs);
   [[nodiscard]] Status run(const plan::Program& program);
   [[nodiscard]] Status finish_queues();
@@ -151,6 +155,7 @@ class ExecutorImpl final : public Executor {
   std::optional<Pending> pending_;
   std::int64_t update_count_ = 0;
   Running running_;
+  std::unique_ptr<Watchdog> watchdog_;  // null where none was asked for; looks at the queues
 };
 
 }  // namespace headrace::exec

@@ -90,12 +90,6 @@ struct IoTotals {
   std::int64_t sum_ns = 0;                        // of a processor, spent on sums
 };
 
-// What a lane is at, for a watchdog.
-struct IoWait {
-  std::string what;  // "nvme.0: nvme read (#7) of unit 3, tile 0 (param) ...: 3 of 8 bytes moved"
-  std::int64_t since_ns = 0;  // of TraceRecorder::now_ns
-};
-
 class IoEngine {
  public:
   // `store`, `runtime` and the buffers outlive the engine. Errors: no back end can be had (what to
@@ -120,7 +114,7 @@ class IoEngine {
   // has not begun with is given up, tickets finish.
   virtual void cancel(Error reason) = 0;
   // One entry for each lane that is not idle.
-  [[nodiscard]] virtual std::vector<IoWait> describe_waits() const = 0;
+  [[nodiscard]] virtual std::vector<QueueWait> describe_waits() const = 0;
   // driven_by_caller: does what can be done, and waits for one completion if requests are in
   // flight. False: there was nothing to do.
   virtual bool turn() = 0;

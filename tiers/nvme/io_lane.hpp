@@ -75,8 +75,8 @@ class Lane final : public IoLane {
              std::uint64_t id,
              IoDeadline deadline) override;
 
-  // Any thread.
-  [[nodiscard]] std::optional<IoWait> describe_wait() const;
+  // "nvme.0: nvme read (#7) of unit 3, tile 0 (param) at offset ... of '...': 3 of 8 bytes moved".
+  [[nodiscard]] std::optional<QueueWait> describe_wait() const override;
 
   // Engine's thread from here on.
   // Makes the oldest entry `current`, if there is one. It keeps its place until finish_current().
