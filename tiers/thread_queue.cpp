@@ -130,6 +130,9 @@ struct ThreadQueue::State {
     std::copy_n(other.data(), kept, std::copy(kPrefix.begin(), kPrefix.end(), label.data()));
     const TraceScope span(trace, track, {label.data(), kPrefix.size() + kept});
     const auto begin = std::chrono::steady_clock::now();
+    if (options.expedites) {
+      event.expedite();
+    }
     // A fault does not end the wait: the other queue may still be running the body that it had
     // begun, and it finishes its tickets in any case. The fault is looked at before each body.
     [[maybe_unused]] const Status status = event.queue()->wait_host(event.ticket());
@@ -170,6 +173,17 @@ void ThreadQueue::push_wait(const Event& event) {
   slot.is_wait = true;
   slot.event = event;
   state_->publish();
+}
+
+std::optional<Queue::PendingWait> ThreadQueue::next_wait(std::uint64_t after, std::uint64_t last) {
+  const std::scoped_lock lock(state_->mutex);
+  for (std::uint64_t i = state_->head; i < state_->tail; ++i) {
+    const Slot& slot = state_->ring[i % state_->ring.size()];
+    if (slot.is_wait && slot.ticket > after && slot.ticket <= last) {
+      return PendingWait{.ticket = slot.ticket, .event = slot.event};
+    }
+  }
+  return std::nullopt;
 }
 
 void ThreadQueue::serve() {

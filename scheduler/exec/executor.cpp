@@ -82,6 +82,7 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   HEADRACE_ASSIGN(device_, tiers::make_cpu_device(runtime_, device_options));
   tiers::ThreadQueueOptions host_options;
   host_options.cores = &cores_;
+  host_options.expedites = true;  // an update that waits leaves cores idle, and compute behind it
   try {
     host_queue_ = std::make_unique<tiers::ThreadQueue>(runtime_, "host", host_options);
   } catch (const std::exception& exception) {  // no thread, no memory

@@ -71,6 +71,7 @@ class CpuDevice final : public Device {
         compute_(runtime,
                  "compute",
                  {.cores = options.cores,
+                  .expedites = true,
                   .on_thread_start = [threads = options.compute_threads] { start_team(threads); },
                   .on_waited = options.on_compute_waited}),
         h2d_(runtime, "h2d", link_options(h2d_throttle_)),

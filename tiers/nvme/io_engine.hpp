@@ -82,9 +82,6 @@ class IoLane : public Queue {
              std::uint64_t id) {
     write(key, source, step, id, kDeadlineOfWrites);
   }
-
-  // Somebody stands still until `event` of this lane: what it needs is wanted now. Any thread.
-  virtual void expedite(const Event& event) = 0;
 };
 
 struct IoTotals {

@@ -131,11 +131,20 @@ void Lane::write(const ExtentKey& key,
   });
 }
 
-void Lane::expedite(const Event& event) {
-  HEADRACE_ASSERT(event.queue() == this, "a lane expedites what it has itself");
+void Lane::on_expedited() {
   const std::scoped_lock lock(signals_.mutex);
-  expedited_ticket_ = std::max(expedited_ticket_, event.ticket());
   signals_.wake_engine();
+}
+
+std::optional<Queue::PendingWait> Lane::next_wait(std::uint64_t after, std::uint64_t last) {
+  const std::scoped_lock lock(signals_.mutex);
+  for (std::uint64_t i = head_; i < tail_; ++i) {
+    const LaneEntry& entry = ring_[i % ring_.size()];
+    if (entry.kind == LaneEntry::Kind::kWait && entry.ticket > after && entry.ticket <= last) {
+      return PendingWait{.ticket = entry.ticket, .event = entry.event};
+    }
+  }
+  return std::nullopt;
 }
 
 bool Lane::take() {
@@ -153,7 +162,7 @@ IoDeadline Lane::deadline_locked() const {
   if (head_ == tail_) {
     return ~IoDeadline{0};
   }
-  if (ring_[head_ % ring_.size()].ticket <= expedited_ticket_) {
+  if (ring_[head_ % ring_.size()].ticket <= wanted_ticket()) {
     return kWantedNow;
   }
   IoDeadline soonest = ~IoDeadline{0};

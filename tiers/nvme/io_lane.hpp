@@ -74,7 +74,6 @@ class Lane final : public IoLane {
              std::int64_t step,
              std::uint64_t id,
              IoDeadline deadline) override;
-  void expedite(const Event& event) override;
 
   // Any thread.
   [[nodiscard]] std::optional<IoWait> describe_wait() const;
@@ -112,6 +111,9 @@ class Lane final : public IoLane {
  protected:
   void push(const Operation& operation, Body body) override;
   void push_wait(const Event& event) override;
+  [[nodiscard]] std::optional<PendingWait> next_wait(std::uint64_t after,
+                                                     std::uint64_t last) override;
+  void on_expedited() override;
 
  private:
   struct WaitCompletion : Completion {
@@ -132,7 +134,6 @@ class Lane final : public IoLane {
   // Under signals_.mutex from here on.
   std::uint64_t head_ = 0;  // entries finished
   std::uint64_t tail_ = 0;  // entries put
-  std::uint64_t expedited_ticket_ = 0;
   std::int64_t current_begin_ns_ = 0;
   bool taken_ = false;  // the oldest entry is the current one
   bool wait_over_ = false;
