@@ -256,13 +256,15 @@ Result<std::unique_ptr<Device>> make_cuda_device(Runtime& runtime,
   HEADRACE_TRY(check(cudaSetDevice(options.ordinal), "cudaSetDevice", options.ordinal));
   HEADRACE_ASSIGN(CudaDeviceFacts facts, facts_of(options.ordinal));
   PollerOptions poller_options;
+  poller_options.queues.reserve(3);
   poller_options.device = options.ordinal;
   poller_options.on_thread_start = options.on_thread_start;
   for (const char* name : {"compute", "h2d", "d2h"}) {
     poller_options.queues.push_back({.name = name,
                                      .capacity = options.ring_capacity,
                                      .device = options.ordinal,
-                                     .launch_body = options.launch_body});
+                                     .launch_body = options.launch_body,
+                                     .expedites = poller_options.queues.empty()});
   }
   HEADRACE_ASSIGN(std::unique_ptr<StreamPoller> poller,
                   StreamPoller::create(runtime, std::move(poller_options)));

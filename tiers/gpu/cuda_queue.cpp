@@ -43,6 +43,7 @@ CudaQueue::CudaQueue(Runtime& runtime, const Setup& setup, PollerSignals& signal
     : Queue(runtime, setup.name),
       device_(setup.device),
       launch_body_(setup.launch_body),
+      expedites_(setup.expedites),
       signals_(signals),
       ring_(setup.capacity) {
   HEADRACE_ASSERT(setup.capacity > 0, "a queue's ring holds at least one operation");
@@ -122,6 +123,17 @@ void CudaQueue::push_wait(const Event& event) {
   publish();
 }
 
+std::optional<Queue::PendingWait> CudaQueue::next_wait(std::uint64_t after, std::uint64_t last) {
+  const std::scoped_lock lock(signals_.mutex);
+  for (std::uint64_t i = head_; i < tail_; ++i) {
+    const Slot& slot = ring_[i % ring_.size()];
+    if (slot.kind == Kind::kWait && slot.ticket > after && slot.ticket <= last) {
+      return PendingWait{.ticket = slot.ticket, .event = slot.event};
+    }
+  }
+  return std::nullopt;
+}
+
 // ---- the poller's side ----
 
 bool CudaQueue::advance() {
@@ -193,21 +205,26 @@ bool CudaQueue::wait_is_over(Slot& slot) {
 // A fault does not end such a wait: the other queue may still be running the body that it had
 // begun, and it finishes its tickets in any case.
 bool CudaQueue::foreign_is_done(const Event& event) {
-  if (wait_registered_) {
-    const std::scoped_lock lock(signals_.mutex);
-    if (!wait_over_) {
-      return false;
+  if (!wait_registered_) {
+    if (event.done()) {
+      return true;
     }
-    wait_registered_ = false;
-    wait_over_ = false;
-    return true;
+    wait_registered_ = true;
+    event.queue()->notify(event.ticket(), &completion_);
   }
-  if (event.done()) {
-    return true;
+  {
+    const std::scoped_lock lock(signals_.mutex);
+    if (wait_over_) {
+      wait_registered_ = false;
+      wait_over_ = false;
+      return true;
+    }
   }
-  wait_registered_ = true;
-  event.queue()->notify(event.ticket(), &completion_);
-  return false;  // if it was called at once, there is news, and the poller comes back
+  // The GPU stands still. Once it is passed on, repeating it costs a comparison.
+  if (expedites_ && !has_unfinished()) {
+    event.expedite();
+  }
+  return false;
 }
 
 Status CudaQueue::run_body(Slot& slot) {

@@ -18,6 +18,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <thread>
 #include <vector>
@@ -67,6 +68,7 @@ class CudaQueue final : public Queue {
     std::size_t capacity = 256;  // operations and waits in the ring, those on the stream too
     int device = 0;
     BodyLauncher launch_body = nullptr;
+    bool expedites = false;  // what it waits for, once its stream has nothing else to do
   };
 
   // Errors: no stream or event could be made.
@@ -91,6 +93,8 @@ class CudaQueue final : public Queue {
  protected:
   void push(const Operation& operation, Body body) override;
   void push_wait(const Event& event) override;
+  [[nodiscard]] std::optional<PendingWait> next_wait(std::uint64_t after,
+                                                     std::uint64_t last) override;
 
  private:
   friend class StreamPoller;
@@ -138,6 +142,7 @@ class CudaQueue final : public Queue {
 
   int device_;
   BodyLauncher launch_body_;
+  bool expedites_;
   PollerSignals& signals_;
   UniqueStream stream_;
   std::vector<Slot> ring_;

@@ -1,3 +1,4 @@
+// The emulated machine under the tests of tiers/gpu.
 #include "tiers/gpu/test_machine.hpp"
 
 #include <gtest/gtest.h>
