@@ -5,7 +5,7 @@
 // and waits take tickets, numbered from 1. An Event is a value (queue, ticket): it is done when the
 // queue has finished that ticket. Nothing is allocated by submit, record or wait. Kinds:
 // ThreadQueue (tiers/thread_queue.hpp), the NVMe lanes (tiers/nvme/io_engine.hpp), CUDA streams
-// later.
+// (tiers/gpu/cuda_queue.hpp).
 //
 // Faults: all queues of a Runtime share one fault. The first operation that fails raises it; from
 // then on queues finish their tickets without running bodies, so that nothing derived from a
