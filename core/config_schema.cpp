@@ -503,6 +503,11 @@ constexpr Key<RunConfig> kRunKeys[] = {
         {.name = "durability.checkpoint",
          .kind = Kind::kInterval,
          .doc = "what a crash may cost at most; none: half the disk, commits at clean ends only"}),
+    key<&RunConfig::durability, &DurabilitySection::verify_reads>(
+        {.name = "durability.verify_reads",
+         .kind = Kind::kBool,
+         .doc =
+             "checks the sums of all that steps read; false: what a drive damages is trained on"}),
 
     key<&RunConfig::eval, &EvalSection::data>(
         {.name = "eval.data",

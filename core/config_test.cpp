@@ -117,6 +117,7 @@ nvme_read = "3GB/s"
 nvme_write = "1GiB/s"
 [durability]
 checkpoint = "100 steps"
+verify_reads = false
 [eval]
 data = ["eval.txt"]
 every = 50
@@ -141,6 +142,7 @@ TEST_F(ConfigTest, DefaultsAreThoseOfTheDesign) {
   EXPECT_EQ(config.optim.lr, 3e-4);
   EXPECT_EQ(config.optim.lr_schedule, "cosine");
   EXPECT_EQ(config.durability.checkpoint, "10min");
+  EXPECT_TRUE(config.durability.verify_reads);
   EXPECT_FALSE(config.tiers.host_memory_bytes);
   ASSERT_EQ(config.tiers.nvme.size(), 1U);
   EXPECT_EQ(config.tiers.nvme[0].path, folder_.path("runs/run/store"));
@@ -162,6 +164,7 @@ TEST_F(ConfigTest, EveryValueOfAFullFileArrives) {
   EXPECT_EQ(config.tiers.nvme[0].endurance_bytes, 1.2e15);
   EXPECT_EQ(config.tiers.links.nvme_write, 1073741824.0);
   EXPECT_EQ(config.durability.checkpoint, "100 steps");
+  EXPECT_FALSE(config.durability.verify_reads);
   EXPECT_EQ(config.exports.dir, folder_.path("exports"));
   EXPECT_EQ(config.exports.keep, 3);
   EXPECT_EQ(config.log.every, 5);

@@ -127,6 +127,7 @@ struct TiersSection {
 
 struct DurabilitySection {
   std::string checkpoint = "10min";  // core/interval.hpp reads it
+  bool verify_reads = true;          // false gives up that damage is found before it is used
 
   friend bool operator==(const DurabilitySection&, const DurabilitySection&) = default;
 };

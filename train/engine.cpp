@@ -363,6 +363,9 @@ Result<Planned> make_planned(const RunConfig& config,
   planned.options.optimizer_threads = config.optim.threads.value_or(usable_cores());
   planned.options.h2d_bytes_per_s = planned.settings.h2d_cap;
   planned.options.d2h_bytes_per_s = planned.settings.d2h_cap;
+  planned.options.read_check = config.durability.verify_reads
+                                   ? tiers::nvme::ReadCheck::kHeaderAndSums
+                                   : tiers::nvme::ReadCheck::kHeaderOnly;
   HEADRACE_ASSIGN(const Interval stuck_after, parse_time_interval(config.log.stuck_after));
   if (!stuck_after.never()) {
     planned.options.stuck_after_s = stuck_after.seconds;

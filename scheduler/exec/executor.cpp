@@ -35,6 +35,7 @@ Status ExecutorImpl::open(const ExecutorOptions& options) {
   HEADRACE_TRY(create_memory());
   HEADRACE_TRY(create_queues(options));
   HEADRACE_TRY(create_watchdog(options));
+  read_check_ = options.read_check;
   std::size_t instructions_max = 0, waits_max = 0;
   for (const plan::Program* program :
        {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.evaluation}) {

@@ -148,6 +148,7 @@ class ExecutorImpl final : public Executor {
   const optim::Optimizer* optimizer_ = nullptr;
   std::unique_ptr<tiers::Device> device_;
   std::unique_ptr<tiers::ThreadQueue> host_queue_;
+  tiers::nvme::ReadCheck read_check_ = tiers::nvme::ReadCheck::kHeaderAndSums;
   std::unique_ptr<IoLanes> io_;       // null where nothing is streamed or committed
   int turn_ = 0;                      // the lane that a commit or a resume used last
   std::vector<tiers::Event> events_;  // by instruction of the running program

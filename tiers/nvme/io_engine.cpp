@@ -431,6 +431,7 @@ void Engine::begin_transfer(Lane& lane) {
        .payload = entry.memory,
        .write = write,
        .step = entry.step,
+       .sums = write || entry.check == ReadCheck::kHeaderAndSums,
        .chunk_bytes = options_.request_bytes_max});
   lane.transfer.begin_ns = TraceRecorder::now_ns();
   lane.progress.offset.store(lane.transfer.place().offset, std::memory_order_relaxed);

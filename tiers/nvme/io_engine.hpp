@@ -40,6 +40,10 @@ inline constexpr IoDeadline kWantedNow = 0;
 inline constexpr IoDeadline kDeadlineOfReads = IoDeadline{1} << 62U;   // where none is given
 inline constexpr IoDeadline kDeadlineOfWrites = IoDeadline{1} << 63U;  // where none is given
 
+// What a read checks before it is done. Without the sums a payload that was damaged is not noticed;
+// the header, which says what the extent is, is checked in any case.
+enum class ReadCheck : std::uint8_t { kHeaderAndSums, kHeaderOnly };
+
 struct EngineOptions {
   int lanes = 1;
   int io_depth = 8;                                       // requests in flight
@@ -64,7 +68,8 @@ class IoLane : public Queue {
   virtual void read(const ExtentKey& key,
                     std::span<std::byte> target,
                     std::uint64_t id,
-                    IoDeadline deadline) = 0;
+                    IoDeadline deadline,
+                    ReadCheck check) = 0;
   // The store must be ready for writes (with one slot a tile: Store::mark_dirty comes before).
   virtual void write(const ExtentKey& key,
                      std::span<const std::byte> source,
@@ -72,8 +77,11 @@ class IoLane : public Queue {
                      std::uint64_t id,
                      IoDeadline deadline) = 0;
 
-  void read(const ExtentKey& key, std::span<std::byte> target, std::uint64_t id) {
-    read(key, target, id, kDeadlineOfReads);
+  void read(const ExtentKey& key,
+            std::span<std::byte> target,
+            std::uint64_t id,
+            IoDeadline deadline = kDeadlineOfReads) {
+    read(key, target, id, deadline, ReadCheck::kHeaderAndSums);
   }
 
   void write(const ExtentKey& key,

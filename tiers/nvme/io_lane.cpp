@@ -87,7 +87,8 @@ MemorySpan Lane::storage(const ExtentKey& key) const {
 void Lane::read(const ExtentKey& key,
                 std::span<std::byte> target,
                 std::uint64_t id,
-                IoDeadline deadline) {
+                IoDeadline deadline,
+                ReadCheck check) {
   check_memory(key, target.data(), target.size());
   const std::array reads = {storage(key)};
   const std::array writes = {MemorySpan(target.data(), target.size())};
@@ -101,6 +102,7 @@ void Lane::read(const ExtentKey& key,
     entry.key = key;
     entry.memory = target.data();
     entry.bytes = target.size();
+    entry.check = check;
   });
 }
 

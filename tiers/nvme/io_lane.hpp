@@ -45,7 +45,8 @@ struct LaneEntry {
   ExtentKey key;                         // kRead, kWrite
   std::byte* memory = nullptr;
   std::size_t bytes = 0;
-  std::int64_t step = 0;  // kWrite
+  std::int64_t step = 0;                        // kWrite
+  ReadCheck check = ReadCheck::kHeaderAndSums;  // kRead
 };
 
 class Lane final : public IoLane {
@@ -68,7 +69,8 @@ class Lane final : public IoLane {
   void read(const ExtentKey& key,
             std::span<std::byte> target,
             std::uint64_t id,
-            IoDeadline deadline) override;
+            IoDeadline deadline,
+            ReadCheck check) override;
   void write(const ExtentKey& key,
              std::span<const std::byte> source,
              std::int64_t step,
