@@ -100,7 +100,7 @@ class Engine final : public IoEngine {
 
   [[nodiscard]] std::size_t memory_bytes() const override;
   void cancel(Error reason) override;
-  [[nodiscard]] std::vector<IoWait> describe_waits() const override;
+  [[nodiscard]] std::vector<QueueWait> describe_waits() const override;
   bool turn() override;
 
  private:
@@ -305,10 +305,10 @@ void Engine::cancel(Error reason) {
   signals_.wake_engine();
 }
 
-std::vector<IoWait> Engine::describe_waits() const {
-  std::vector<IoWait> waits;
+std::vector<QueueWait> Engine::describe_waits() const {
+  std::vector<QueueWait> waits;
   for (const Lane& lane : lanes_) {
-    if (std::optional<IoWait> wait = lane.describe_wait()) {
+    if (std::optional<QueueWait> wait = lane.describe_wait()) {
       waits.push_back(std::move(*wait));
     }
   }
@@ -459,6 +459,7 @@ void Engine::begin_transfer(Lane& lane) {
        .payload = entry.memory,
        .write = write,
        .step = entry.step,
+       .sums = write || entry.check == ReadCheck::kHeaderAndSums,
        .chunk_bytes = options_.request_bytes_max});
   lane.transfer.number = ++begun_;
   lane.transfer.begin_ns = TraceRecorder::now_ns();
