@@ -1,5 +1,5 @@
-"""What the tests of errors share: every way to fail says so in the same form, with its exit code, and
-damages nothing.
+"""What the tests of errors share: every way to fail says so in the same form, with its exit code,
+and damages nothing.
 
 Each case runs one or more commands that must fail; afterwards everything in the test's folder (a
 committed run among it) must be byte for byte what it was before the commands.
