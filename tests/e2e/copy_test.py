@@ -63,7 +63,7 @@ def check_goes_on(report, headrace, folder, whole, folders):
     must(run.train("--resume", "required", "--set", f'tiers.nvme=["{target}"]'))
     difference = harness.first_difference(run.rows(), whole.rows())
     difference = difference or harness.same_tensors(run.weights(), whole.weights())
-    report.check(f"{fact}: a run that goes on from it has the same bits", not difference, difference)
+    report.check(f"{fact}: a run that goes on has the same bits", not difference, difference)
     return run
 
 
