@@ -49,14 +49,19 @@ HWY_INLINE auto widen(HalfVector values) {
 
 HWY_INLINE void store_upper_half(hn::Vec<BitsTag> bits, std::uint16_t* target) {
   const HalfBitsTag half_bits;
+#if HWY_TARGET == HWY_SCALAR
   hn::StoreU(hn::TruncateTo(half_bits, hn::ShiftRight<16>(bits)), half_bits, target);
+#else
+  const hn::Repartition<std::uint16_t, FloatTag> halves;
+  const auto both = hn::BitCast(halves, bits);
+  hn::StoreU(hn::LowerHalf(half_bits, hn::ConcatOdd(halves, both, both)), half_bits, target);
+#endif
 }
 
 HWY_INLINE hn::Vec<BitsTag> bits_without_nan_of(FloatVector values) {
   const BitsTag tag;
-  return hn::IfThenElse(hn::RebindMask(tag, hn::IsNaN(values)),
-                        hn::Set(tag, kDefaultNan),
-                        hn::BitCast(tag, values));
+  return hn::IfThenElse(
+      hn::RebindMask(tag, hn::IsNaN(values)), hn::Set(tag, kDefaultNan), hn::BitCast(tag, values));
 }
 
 // Weights as a plane of floats.
@@ -81,9 +86,8 @@ struct SplitWeights {
     const BitsTag tag;
     const HalfBitsTag half_bits;
     const auto upper = hn::ShiftLeft<16>(widen(hn::LoadU(half_bits, high + at)));
-    const auto excess =
-        widen(hn::Xor(hn::LoadU(half_bits, low + at),
-                      hn::Set(half_bits, static_cast<std::uint16_t>(0x8000U))));
+    const auto excess = widen(hn::Xor(hn::LoadU(half_bits, low + at),
+                                      hn::Set(half_bits, static_cast<std::uint16_t>(0x8000U))));
     return hn::BitCast(FloatTag(), hn::Sub(hn::Or(upper, excess), hn::Set(tag, 0x8000U)));
   }
 
@@ -102,9 +106,12 @@ struct FloatMoments {
   float* HWY_RESTRICT m;
   float* HWY_RESTRICT v;
 
-  HWY_INLINE void store(const AdamWElements& e, std::size_t at, HalfRounding& /*rounding*/) const {
-    hn::StoreU(e.m, FloatTag(), m + at);
-    hn::StoreU(e.v, FloatTag(), v + at);
+  HWY_INLINE void store(FloatVector new_m,
+                        FloatVector new_v,
+                        std::size_t at,
+                        HalfRounding& /*rounding*/) const {
+    hn::StoreU(new_m, FloatTag(), m + at);
+    hn::StoreU(new_v, FloatTag(), v + at);
   }
 
   HWY_INLINE FloatMoments from(std::int64_t i) const { return {m + i, v + i}; }
@@ -116,19 +123,23 @@ struct Bf16Moments {
   std::uint16_t* HWY_RESTRICT m;
   std::uint16_t* HWY_RESTRICT v;
 
-  HWY_INLINE void store(const AdamWElements& e, std::size_t at, HalfRounding& rounding) const {
+  HWY_INLINE void store(FloatVector new_m,
+                        FloatVector new_v,
+                        std::size_t at,
+                        HalfRounding& rounding) const {
     HalfVector first;
     HalfVector second;
     rounding.next(first, second);
-    store_upper_half(hn::Add(bits_without_nan_of(e.m), widen(first)), m + at);
-    store_upper_half(hn::Add(bits_without_nan_of(e.v), widen(second)), v + at);
+    store_upper_half(hn::Add(hn::BitCast(BitsTag(), new_m), widen(first)), m + at);
+    store_upper_half(hn::Add(hn::BitCast(BitsTag(), new_v), widen(second)), v + at);
   }
 
   HWY_INLINE Bf16Moments from(std::int64_t i) const { return {m + i, v + i}; }
 };
 
 struct AdamWSums {
-  SquareSums squares;  // of u
+  SquareLanes lanes = {};  // of squares of u
+  ChangeSums changes;      // of those of the last elements
   FloatVector badness;
 };
 
@@ -145,27 +156,84 @@ struct Padded {
   }
 };
 
-template <class Weights, class Moments, class Gradient, class Group>
-HWY_INLINE void adamw_group(const AdamWVectors& c,
-                            Group group,
-                            const Weights& weights,
-                            const Moments& moments,
-                            const Gradient* HWY_RESTRICT gradient,
-                            HalfRounding& rounding,
-                            AdamWSums& sums) {
+// A group after stage 1, and after stage 2.
+struct GroupMoments {
+  FloatVector m[kVectorsPerGroup];
+  FloatVector root[kVectorsPerGroup];
+};
+
+struct GroupChange {
+  FloatVector u[kVectorsPerGroup];
+};
+
+template <class Moments, class Gradient>
+HWY_INLINE GroupMoments stage1(const AdamWVectors& c,
+                               const Moments& moments,
+                               const Gradient* HWY_RESTRICT gradient,
+                               HalfRounding& rounding) {
+  GroupMoments result;
 #pragma GCC unroll 16
   for (std::size_t k = 0; k < kVectorsPerGroup; ++k) {
     const std::size_t at = k * kFloatLanes;
-    AdamWElements e;
-    e.p = weights.load(at);
-    e.m = load_floats(moments.m + at);
-    e.v = load_floats(moments.v + at);
-    adamw_elements(c, load_floats(gradient + at), group.vector(k), e);
-    moments.store(e, at, rounding);
-    weights.store(e.p, at);
-    add_squares(sums.squares, k, e.u);
-    add_badness(sums.badness, e.p);
+    FloatVector m = load_floats(moments.m + at);
+    FloatVector v = load_floats(moments.v + at);
+    result.root[k] = update_moments(c, load_floats(gradient + at), m, v);
+    result.m[k] = m;
+    moments.store(m, v, at, rounding);
   }
+  return result;
+}
+
+HWY_INLINE GroupChange stage2(const AdamWVectors& c, const GroupMoments& moments) {
+  GroupChange result;
+#pragma GCC unroll 16
+  for (std::size_t k = 0; k < kVectorsPerGroup; ++k) {
+    result.u[k] = change(c, moments.m[k], moments.root[k]);
+  }
+  return result;
+}
+
+template <class Weights, class Group>
+HWY_INLINE void stage3(const AdamWVectors& c,
+                       Group group,
+                       const Weights& weights,
+                       const GroupChange& change,
+                       AdamWSums& sums) {
+#pragma GCC unroll 16
+  for (std::size_t k = 0; k < kVectorsPerGroup; ++k) {
+    const std::size_t at = k * kFloatLanes;
+    const FloatVector u = group.vector(k)(change.u[k]);
+    const FloatVector p = change_weight(c, weights.load(at), u);
+    weights.store(p, at);
+    sums.changes.sums[k] = hn::Add(sums.changes.sums[k], hn::Mul(u, u));
+    add_badness(sums.badness, p);
+  }
+}
+
+// `groups` whole groups: each pass of the loop is at stage 3 of one, 2 of the next, 1 of the third.
+template <class Weights, class Moments, class Gradient>
+HWY_INLINE void adamw_groups(const AdamWVectors& c,
+                             const Weights& weights,
+                             const Moments& moments,
+                             const Gradient* HWY_RESTRICT gradient,
+                             std::int64_t groups,
+                             HalfRounding& rounding,
+                             AdamWSums& sums) {
+  if (groups == 0) {
+    return;
+  }
+  GroupMoments updated = stage1(c, moments, gradient, rounding);
+  if (groups > 1) {
+    GroupChange changed = stage2(c, updated);
+    updated = stage1(c, moments.from(kGroupElements), gradient + kGroupElements, rounding);
+    for (std::int64_t i = 2 * kGroupElements; i < groups * kGroupElements; i += kGroupElements) {
+      stage3(c, Full{}, weights.from(i - 2 * kGroupElements), changed, sums);
+      changed = stage2(c, updated);
+      updated = stage1(c, moments.from(i), gradient + i, rounding);
+    }
+    stage3(c, Full{}, weights.from((groups - 2) * kGroupElements), changed, sums);
+  }
+  stage3(c, Full{}, weights.from((groups - 1) * kGroupElements), stage2(c, updated), sums);
 }
 
 // Padded copies of the last elements, fewer than a group.
@@ -224,8 +292,8 @@ HWY_INLINE void adamw_tail(const AdamWVectors& c,
   std::memcpy(m, moments.m, count * sizeof(Moment));
   std::memcpy(v, moments.v, count * sizeof(Moment));
   std::memcpy(padded_gradient, gradient, count * sizeof(Gradient));
-  adamw_group(
-      c, Padded{count}, padded_weights.view(), Moments{m, v}, padded_gradient, rounding, sums);
+  const GroupMoments updated = stage1(c, Moments{m, v}, padded_gradient, rounding);
+  stage3(c, Padded{count}, padded_weights.view(), stage2(c, updated), sums);
   padded_weights.copy_to(weights, count);
   std::memcpy(moments.m, m, count * sizeof(Moment));
   std::memcpy(moments.v, v, count * sizeof(Moment));
@@ -241,13 +309,16 @@ HWY_INLINE AdamWResult adamw_typed(const AdamWSpan& span,
   const auto* gradient = static_cast<const Gradient*>(span.gradient);
   HalfRounding rounding(key, span.tensor_begin);
   AdamWSums sums;
-  clear(sums.squares);
   sums.badness = hn::Zero(FloatTag());
   const std::int64_t body_end = span.elements - span.elements % kGroupElements;
-  for (std::int64_t i = 0; i < body_end; i += kGroupElements) {
-    adamw_group(c, Full{}, weights.from(i), moments.from(i), gradient + i, rounding, sums);
+  for (std::int64_t i = 0; i < body_end; i += kChangeSumElements) {
+    clear(sums.changes);
+    const std::int64_t groups = HWY_MIN(body_end - i, kChangeSumElements) / kGroupElements;
+    adamw_groups(c, weights.from(i), moments.from(i), gradient + i, groups, rounding, sums);
+    add_to(sums.changes, sums.lanes);
   }
   if (body_end < span.elements) {
+    clear(sums.changes);
     adamw_tail(c,
                weights.from(body_end),
                moments.from(body_end),
@@ -255,8 +326,9 @@ HWY_INLINE AdamWResult adamw_typed(const AdamWSpan& span,
                static_cast<std::size_t>(span.elements - body_end),
                rounding,
                sums);
+    add_to(sums.changes, sums.lanes);
   }
-  return {.sum_squares = total(sums.squares), .finite = is_zero(sums.badness)};
+  return {.sum_squares = combine_lanes(sums.lanes), .finite = is_zero(sums.badness)};
 }
 
 template <class Weights, class Moments>
@@ -277,8 +349,7 @@ HWY_INLINE AdamWResult adamw_of_moments(const AdamWSpan& span,
                                         RoundingKey key,
                                         const Weights& weights) {
   if (span.bf16_m != nullptr) {
-    return adamw_of_gradient(
-        span, constants, key, weights, Bf16Moments{span.bf16_m, span.bf16_v});
+    return adamw_of_gradient(span, constants, key, weights, Bf16Moments{span.bf16_m, span.bf16_v});
   }
   return adamw_of_gradient(span, constants, key, weights, FloatMoments{span.m, span.v});
 }
@@ -401,13 +472,13 @@ AdamWSpan adamw_span(PlanarFormat format,
   };
   constexpr float* kFloats = nullptr;
   constexpr std::uint16_t* kHalves = nullptr;
-  AdamWSpan span{.gradient = static_cast<const std::byte*>(segment.gradient) +
-                             static_cast<std::size_t>(range.begin) *
-                                 dtype_bytes(segment.gradient_dtype),
-                 .gradient_dtype = segment.gradient_dtype,
-                 .elements = range.elements,
-                 .origin = segment.origin(),
-                 .tensor_begin = segment.tensor_begin + range.begin};
+  AdamWSpan span{
+      .gradient = static_cast<const std::byte*>(segment.gradient) +
+                  static_cast<std::size_t>(range.begin) * dtype_bytes(segment.gradient_dtype),
+      .gradient_dtype = segment.gradient_dtype,
+      .elements = range.elements,
+      .origin = segment.origin(),
+      .tensor_begin = segment.tensor_begin + range.begin};
   if (format.moment == Dtype::kBf16) {
     span.bf16_m = next_plane(kHalves);
     span.bf16_v = next_plane(kHalves);
@@ -442,8 +513,8 @@ void adamw_update_blocks(const TileUpdate& tile, BlockRange range, std::span<Upd
   });
 }
 
-#define HEADRACE_INSTANTIATE(weight, moment)                \
-  template void adamw_update_blocks<weight, moment>(        \
+#define HEADRACE_INSTANTIATE(weight, moment)         \
+  template void adamw_update_blocks<weight, moment>( \
       const TileUpdate& tile, BlockRange range, std::span<UpdateStats> stats)
 HEADRACE_INSTANTIATE(Dtype::kF32, Dtype::kF32);
 HEADRACE_INSTANTIATE(Dtype::kF32, Dtype::kBf16);

@@ -32,10 +32,10 @@ namespace headrace::optim::HWY_NAMESPACE {
 //
 // Why it is: the first estimate x * (1 / divisor), with the reciprocal in two floats, is off by
 // hardly more than half a unit in the last place, so its remainder is exact in a float, and adding
-// the remainder's share rounds correctly (Markstein, "Computation of elementary functions on the IBM
-// RISC System/6000 processor", 1990). The fused operations are what makes a remainder exact; they are
-// internal to this one operation. Infinity's remainder would be a NaN: as the quotient is not less
-// than x, the maximum puts it right (x86 takes the second operand where one is a NaN).
+// the remainder's share rounds correctly (Markstein, "Computation of elementary functions on the
+// IBM RISC System/6000 processor", 1990). The fused operations are what makes a remainder exact;
+// they are internal to this one operation. Infinity's remainder would be a NaN: as the quotient is
+// not less than x, the maximum puts it right (x86 takes the second operand where one is a NaN).
 class Quotient {
  public:
   explicit HWY_INLINE Quotient(float divisor)
@@ -87,26 +87,30 @@ struct AdamWVectors {
   Quotient sqrt_correction2;
 };
 
-// Of one vector: old values in, new values and the change out.
-struct AdamWElements {
-  FloatVector p, m, v;
-  FloatVector root;  // sqrt(v)
-  FloatVector u;
-};
+// The arithmetic in three stages. Between them lie a square root and a division, whose results take
+// tens of cycles: a kernel does other elements' stages meanwhile, since a processor looks only some
+// sixty waiting instructions ahead.
 
-// `existing` makes the change zero where there is no element.
-template <class Existing>
-HWY_INLINE void adamw_elements(const AdamWVectors& c,
-                               FloatVector gradient,
-                               const Existing& existing,
-                               AdamWElements& e) {
+// Stage 1: the moments, in place; returns sqrt(v).
+HWY_INLINE FloatVector update_moments(const AdamWVectors& c,
+                                      FloatVector gradient,
+                                      FloatVector& m,
+                                      FloatVector& v) {
   const FloatVector g = hn::Mul(c.scale, gradient);
-  e.m = hn::Add(hn::Mul(c.beta1, e.m), hn::Mul(c.one_minus_beta1, g));
-  e.v = hn::Add(hn::Mul(c.beta2, e.v), hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
-  e.root = hn::Sqrt(e.v);
-  const FloatVector d = hn::Add(c.sqrt_correction2.of(e.root), c.eps);
-  e.u = existing(hn::Div(hn::Mul(c.step, e.m), d));
-  e.p = hn::Sub(hn::Mul(c.decay, e.p), e.u);
+  m = hn::Add(hn::Mul(c.beta1, m), hn::Mul(c.one_minus_beta1, g));
+  v = hn::Add(hn::Mul(c.beta2, v), hn::Mul(hn::Mul(c.one_minus_beta2, g), g));
+  return hn::Sqrt(v);
+}
+
+// Stage 2: the change u.
+HWY_INLINE FloatVector change(const AdamWVectors& c, FloatVector m, FloatVector root) {
+  const FloatVector d = hn::Add(c.sqrt_correction2.of(root), c.eps);
+  return hn::Div(hn::Mul(c.step, m), d);
+}
+
+// Stage 3: the weight.
+HWY_INLINE FloatVector change_weight(const AdamWVectors& c, FloatVector p, FloatVector u) {
+  return hn::Sub(hn::Mul(c.decay, p), u);
 }
 
 HWY_INLINE FloatVector load_floats(const float* values) {

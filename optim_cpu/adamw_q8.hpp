@@ -29,9 +29,9 @@ struct Q8Span {
   std::int64_t tensor_begin = 0;  // of element 0, from its tensor's start: a multiple of a group
 };
 
-// One fused pass on the calling thread. stats.sum_squares is that of u: 16 lanes, lane j of elements
-// 2 j and 2 j + 1 of each group, in float over 64 groups, then in double; it is meant to be read, not
-// compared with the other formats' sums.
+// One fused pass on the calling thread. stats.sum_squares is that of u: 16 lanes, lane j of
+// elements 2 j and 2 j + 1 of each group, in float over 32 groups, then in double; it is meant to
+// be read, not compared with the other formats' sums.
 UpdateStats adamw_q8_update(const Q8Span& span, const AdamWConstants& constants);
 
 // Where a range of a segment lies in a tile. The range begins with a group.
@@ -42,9 +42,8 @@ UpdateStats adamw_q8_update(const Q8Span& span, const AdamWConstants& constants)
 // The entry of the table in optimizers.hpp.
 void adamw_q8_update_blocks(const TileUpdate& tile, BlockRange range, std::span<UpdateStats> stats);
 
-// Groups that are decoded and updated before any of them is encoded: as many as the nearest cache
-// holds the moments of.
-inline constexpr std::int64_t kQ8ChunkGroups = 64;
+// Groups that go through the kernel's passes together: so many that the nearest cache holds them.
+inline constexpr std::int64_t kQ8ChunkGroups = 32;
 inline constexpr std::int64_t kQ8ChunkElements = kQ8ChunkGroups * kQ8GroupElements;
 
 }  // namespace headrace::optim

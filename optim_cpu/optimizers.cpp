@@ -24,9 +24,8 @@ constexpr std::array kBf16Planes = {StatePlane{.name = "m", .record_bytes = 2},
 constexpr std::array kBf16SplitPlanes = {StatePlane{.name = "m", .record_bytes = 2},
                                          StatePlane{.name = "v", .record_bytes = 2},
                                          StatePlane{.name = "low", .record_bytes = 2}};
-constexpr std::array kQ8Planes = {StatePlane{.name = "groups",
-                                             .record_bytes = sizeof(Q8Record),
-                                             .record_elements = kQ8GroupElements}};
+constexpr std::array kQ8Planes = {StatePlane{
+    .name = "groups", .record_bytes = sizeof(Q8Record), .record_elements = kQ8GroupElements}};
 
 constexpr std::array kOptimizers = {
     Optimizer{.name = "adamw",

@@ -16,8 +16,8 @@
 
 namespace headrace::optim {
 
-// One plane of a state extent: records of `record_bytes`, each for `record_elements` elements of the
-// tile (one, but for formats that keep groups). Planes follow each other in table order.
+// One plane of a state extent: records of `record_bytes`, each for `record_elements` elements of
+// the tile (one, but for formats that keep groups). Planes follow each other in table order.
 struct StatePlane {
   std::string_view name;
   std::int64_t record_bytes = 0;
@@ -33,7 +33,8 @@ struct Optimizer {
   std::string_view name;   // "adamw"
   std::string_view state;  // "fp32", "bf16" or "q8": run.toml's optim.state
   std::span<const StatePlane> planes;
-  Dtype param_dtype = Dtype::kF32;  // of the param extent; for "q8" kBf16 whatever the device computes
+  Dtype param_dtype =
+      Dtype::kF32;  // of the param extent; for "q8" kBf16 whatever the device computes
   std::int64_t group_elements = 1;  // segments start at multiples of it
   // Updates the blocks of a range and sets stats[i - range.begin] of each; on the calling thread.
   void (*update_blocks)(const TileUpdate& tile,

@@ -14,13 +14,13 @@
 // first, 1/64 at the end), v by its square root. Decoding:
 //   m = M(|code|) * scale, with the code's sign;  M(c) = bf16(c / (254 - c))
 //   v = s * s;  s = code * (scale * (1 / 255))
-// Encoding, with one byte of random bits `r` for each (rounding.hpp), so that what is too small for a
-// step still moves the code as often as it must: a code is floor(x + r / 256) of
+// Encoding, with one byte of random bits `r` for each (rounding.hpp), so that what is too small for
+// a step still moves the code as often as it must: a code is floor(x + r / 256) of
 //   x = 254 * m / (scale + |m|)            m
 //   x = max(1, s * (255 / scale))          v, s = sqrt(v); v = 0 has code 0
 // x is in units of 1/256, rounded to nearest even. The largest element of a group keeps its value
-// exactly. An element of v other than 0 decodes to no less than a quarter of what was encoded (code 1
-// for 2 - 1/256): an update by it is less than twice the exact one.
+// exactly. An element of v other than 0 decodes to no less than a quarter of what was encoded (code
+// 1 for 2 - 1/256): an update by it is less than twice the exact one.
 //
 // Threads: any. Failure: none; a group with a NaN or an infinity has unspecified codes.
 #pragma once
@@ -68,9 +68,10 @@ inline constexpr float kQ8MSteps = 254.0F * 256.0F;  // of x of m, units of 1/25
 inline constexpr float kQ8VSteps = 255.0F * 256.0F;
 
 [[nodiscard]] inline float q8_decode_m(std::uint8_t code, float scale) {
-  const int number = static_cast<std::int8_t>(code);
-  const float magnitude = float_from_bf16(kQ8Magnitudes[static_cast<std::size_t>(std::abs(number))]);
-  return (number < 0 ? -magnitude : magnitude) * scale;
+  const bool negative = (code & 0x80U) != 0;
+  const std::uint8_t number = negative ? static_cast<std::uint8_t>(0x100U - code) : code;
+  const float magnitude = float_from_bf16(kQ8Magnitudes[number % kQ8Magnitudes.size()]);
+  return (negative ? -magnitude : magnitude) * scale;
 }
 
 [[nodiscard]] inline float q8_decode_v(std::uint8_t code, float scale) {
@@ -78,7 +79,8 @@ inline constexpr float kQ8VSteps = 255.0F * 256.0F;
   return root * root;
 }
 
-// To nearest even, |value| < 2^22, by the rounding of an addition: the same in every instruction set.
+// To nearest even, |value| < 2^22, by the rounding of an addition: the same in every instruction
+// set.
 [[nodiscard]] inline std::int32_t q8_nearest(float value) {
   constexpr float kShift = 0x1.8p23F;
   return std::bit_cast<std::int32_t>(value + kShift) - std::bit_cast<std::int32_t>(kShift);

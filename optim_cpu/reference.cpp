@@ -79,20 +79,48 @@ void store(const AdamWSpan& span, std::int64_t i, const Element& e) {
   }
 }
 
+// The sum of squares of a change, in the order of adamw.hpp.
+class ChangeSum {
+ public:
+  // `lane` 0..15.
+  void add(std::int64_t lane, float square) { floats_[static_cast<std::size_t>(lane)] += square; }
+
+  // Ends a run of elements that are added in float.
+  void flush() {
+    for (std::size_t lane = 0; lane < floats_.size(); ++lane) {
+      lanes_[lane] += static_cast<double>(floats_[lane]);
+    }
+    floats_ = {};
+  }
+
+  [[nodiscard]] double total() {
+    flush();
+    return combine_lanes(lanes_);
+  }
+
+ private:
+  std::array<float, kGroupElements> floats_ = {};
+  SquareLanes lanes_ = {};
+};
+
 }  // namespace
 
 UpdateStats adamw_reference(const AdamWSpan& span, const AdamWConstants& c) {
-  SquareLanes lanes = {};
+  ChangeSum sum;
   for (std::int64_t i = 0; i < span.elements; ++i) {
+    const bool tail = i >= span.elements - span.elements % kGroupElements;
+    if (i % kChangeSumElements == 0 || (tail && i % kGroupElements == 0)) {
+      sum.flush();
+    }
     Element e = load(span, i);
-    add_square(lanes, i, update_element(c, gradient_at(span, i), e));
+    const float u = update_element(c, gradient_at(span, i), e);
+    sum.add(i % kGroupElements, u * u);
     store(span, i, e);
   }
   const NonFinite found =
       find_non_finite(span.elements, [&span](std::int64_t i) { return span.weight(i); });
-  return {.sum_squares = combine_lanes(lanes),
-          .non_finite_count = found.count,
-          .first_non_finite = found.first};
+  return {
+      .sum_squares = sum.total(), .non_finite_count = found.count, .first_non_finite = found.first};
 }
 
 template <Dtype kWeight, Dtype kMoment>
@@ -101,12 +129,9 @@ void adamw_reference_blocks(const TileUpdate& tile,
                             std::span<UpdateStats> stats) {
   for_each_block(tile.segments, range, [&](const SegmentBlock& block) {
     const ElementRange elements{.begin = block.begin, .elements = block.elements};
-    stats[static_cast<std::size_t>(block.index - range.begin)] =
-        adamw_reference(adamw_span({.weight = kWeight, .moment = kMoment},
-                                   tile,
-                                   *block.segment,
-                                   elements),
-                        adamw_constants(block.segment->scalars));
+    stats[static_cast<std::size_t>(block.index - range.begin)] = adamw_reference(
+        adamw_span({.weight = kWeight, .moment = kMoment}, tile, *block.segment, elements),
+        adamw_constants(block.segment->scalars));
   });
 }
 
@@ -125,7 +150,7 @@ namespace {
 void q8_reference_group(const Q8Span& span,
                         std::int64_t begin,
                         const AdamWConstants& c,
-                        std::array<float, kGroupElements>& squares) {
+                        ChangeSum& sum) {
   const std::int64_t elements = std::min(kQ8GroupElements, span.elements - begin);
   std::byte* bytes =
       span.records + static_cast<std::size_t>(begin / kQ8GroupElements) * sizeof(Q8Record);
@@ -143,14 +168,15 @@ void q8_reference_group(const Q8Span& span,
                                                 .correction = record.correction[at]}),
               .m = q8_decode_m(record.m[at], m_scale),
               .v = q8_decode_v(record.v[at], v_scale)};
-    changes[at] = update_element(
-        c, gradient_value(span.gradient, span.gradient_dtype, begin + i), e);
+    changes[at] =
+        update_element(c, gradient_value(span.gradient, span.gradient_dtype, begin + i), e);
     record.m_scale = std::max(record.m_scale, std::fabs(e.m));
     record.v_scale = std::max(record.v_scale, std::sqrt(e.v));
     updated[at] = e;
   }
-  for (std::size_t j = 0; j < squares.size(); ++j) {
-    squares[j] += changes[2 * j] * changes[2 * j] + changes[2 * j + 1] * changes[2 * j + 1];
+  for (std::size_t at = 0; at < changes.size(); at += 2) {
+    sum.add(static_cast<std::int64_t>(at / 2),
+            (changes[at] * changes[at]) + (changes[at + 1] * changes[at + 1]));
   }
   const std::int64_t first_element = span.tensor_begin + begin;
   const RoundingKey key = rounding_key(span.origin, first_element);
@@ -161,8 +187,8 @@ void q8_reference_group(const Q8Span& span,
         split_weight_short(updated[at].p, static_cast<std::uint8_t>(bits.second >> 8U));
     span.high[begin + i] = weight.high;
     record.correction[at] = weight.correction;
-    record.m[at] = q8_encode_m(
-        updated[at].m, record.m_scale, static_cast<std::uint8_t>(bits.first >> 8U));
+    record.m[at] =
+        q8_encode_m(updated[at].m, record.m_scale, static_cast<std::uint8_t>(bits.first >> 8U));
     record.v[at] = q8_encode_root(
         std::sqrt(updated[at].v), record.v_scale, static_cast<std::uint8_t>(bits.first));
     if (span.decoded != nullptr) {
@@ -175,27 +201,18 @@ void q8_reference_group(const Q8Span& span,
 }  // namespace
 
 UpdateStats adamw_q8_reference(const Q8Span& span, const AdamWConstants& c) {
-  SquareLanes lanes = {};
-  std::array<float, kGroupElements> squares = {};
-  const auto flush = [&] {
-    for (std::size_t j = 0; j < squares.size(); ++j) {
-      lanes[j] += static_cast<double>(squares[j]);
-      squares[j] = 0.0F;
-    }
-  };
+  ChangeSum sum;
   for (std::int64_t begin = 0; begin < span.elements; begin += kQ8GroupElements) {
     const bool tail = span.elements - begin < kQ8GroupElements;
     if (begin % kQ8ChunkElements == 0 || tail) {
-      flush();
+      sum.flush();
     }
-    q8_reference_group(span, begin, c, squares);
+    q8_reference_group(span, begin, c, sum);
   }
-  flush();
   const NonFinite found = find_non_finite(
       span.elements, [&span](std::int64_t i) { return float_from_bf16(span.high[i]); });
-  return {.sum_squares = combine_lanes(lanes),
-          .non_finite_count = found.count,
-          .first_non_finite = found.first};
+  return {
+      .sum_squares = sum.total(), .non_finite_count = found.count, .first_non_finite = found.first};
 }
 
 void adamw_q8_reference_blocks(const TileUpdate& tile,

@@ -2,10 +2,10 @@
 // roundings that use them. Whatever the tiling, the threads, the instruction set and the tier, an
 // element of an update gets the same bits.
 //
-// A Philox number of (seed, stream, update, tensor, block of 65,536 elements) keys a block; a mix of
-// 16-bit operations, cheap in any vector width, spreads the key over the block's elements. For one
-// key the first word takes each value once, so that a block's roundings are even by construction;
-// how an element is rounded from update to update is up to Philox.
+// A Philox number of (seed, stream, update, tensor, block of 65,536 elements) keys a block; a mix
+// of 16-bit operations, cheap in any vector width, spreads the key over the block's elements. For
+// one key the first word takes each value once, so that a block's roundings are even by
+// construction; how an element is rounded from update to update is up to Philox.
 //
 // Threads: any. Failure: none.
 #pragma once
@@ -38,7 +38,9 @@ struct RoundingKey {
           .addend = static_cast<std::uint16_t>(bits)};
 }
 
-// Two words of 16 random bits for each element.
+// Two words of 16 random bits for each element. They are even and together cover their square
+// evenly, but the second follows from the first: the errors of two numbers of one element that are
+// rounded by them have no common sign, and are not independent.
 struct RoundingBits {
   std::uint16_t first = 0;
   std::uint16_t second = 0;
@@ -48,7 +50,6 @@ struct RoundingBits {
 inline constexpr std::uint16_t kMix1 = 0x88b5;
 inline constexpr std::uint16_t kMix2 = 0xdb2d;
 inline constexpr std::uint16_t kMix3 = 0x2993;
-inline constexpr std::uint16_t kMix4 = 0xe877;
 
 [[nodiscard]] constexpr RoundingBits rounding_bits(RoundingKey key, std::int64_t element) {
   const auto product = [](std::uint32_t a, std::uint32_t b) {
@@ -60,10 +61,9 @@ inline constexpr std::uint16_t kMix4 = 0xe877;
   const auto index = static_cast<std::uint16_t>(element);
   const auto keyed =
       static_cast<std::uint16_t>(product(index, key.multiplier) + std::uint32_t{key.addend});
-  const std::uint16_t first = folded(product(folded(product(folded(keyed, 8), kMix1), 7), kMix2), 9);
-  const auto rekeyed =
-      static_cast<std::uint16_t>(product(first, kMix3) + std::uint32_t{key.multiplier});
-  return {.first = first, .second = folded(product(folded(rekeyed, 7), kMix4), 8)};
+  const std::uint16_t first =
+      folded(product(folded(product(folded(keyed, 8), kMix1), 7), kMix2), 9);
+  return {.first = first, .second = product(first, kMix3)};
 }
 
 // Calls visit(begin, elements) for the parts of [begin, begin + elements) of a tensor that share a
@@ -81,14 +81,10 @@ void for_each_rounding_block(std::int64_t begin, std::int64_t elements, const Vi
 // What rounds to nearest (ties away from zero) where `bits` belong: for conversions.
 inline constexpr std::uint16_t kRoundingHalf = 0x8000;
 
-// A bf16 value whose expectation over uniform bits is `value`; exact values stay. A NaN becomes the
-// default one, infinities stay.
+// A bf16 value whose expectation over uniform bits is `value`; exact values and infinities stay.
+// What a NaN becomes is unspecified.
 [[nodiscard]] constexpr std::uint16_t bf16_stochastic(float value, std::uint16_t bits) {
-  const auto word = std::bit_cast<std::uint32_t>(value);
-  if ((word & 0x7fffffffU) > 0x7f800000U) {
-    return 0x7fc0;
-  }
-  return static_cast<std::uint16_t>((word + bits) >> 16U);
+  return static_cast<std::uint16_t>((std::bit_cast<std::uint32_t>(value) + bits) >> 16U);
 }
 
 }  // namespace headrace::optim

@@ -23,18 +23,16 @@ class RoundingVectors {
   using Vector = hwy::HWY_NAMESPACE::Vec<Tag>;
 
   HWY_INLINE RoundingVectors(RoundingKey key, std::int64_t element)
-      : multiplier_(hn::Set(Tag(), key.multiplier)),
-        advance_(hn::Set(Tag(), static_cast<std::uint16_t>(hn::Lanes(Tag()) * key.multiplier))) {
+      : advance_(hn::Set(Tag(), static_cast<std::uint16_t>(hn::Lanes(Tag()) * key.multiplier))) {
     const auto indices = hn::Iota(Tag(), static_cast<std::uint16_t>(element));
-    keyed_ = hn::Add(hn::Mul(indices, multiplier_), hn::Set(Tag(), key.addend));
+    keyed_ = hn::Add(hn::Mul(indices, hn::Set(Tag(), key.multiplier)), hn::Set(Tag(), key.addend));
   }
 
   // Of the next elements, in order.
   HWY_INLINE void next(Vector& first, Vector& second) {
     const Vector mixed = fold<7>(hn::Mul(fold<8>(keyed_), hn::Set(Tag(), kMix1)));
     first = fold<9>(hn::Mul(mixed, hn::Set(Tag(), kMix2)));
-    const Vector rekeyed = hn::Add(hn::Mul(first, hn::Set(Tag(), kMix3)), multiplier_);
-    second = fold<8>(hn::Mul(fold<7>(rekeyed), hn::Set(Tag(), kMix4)));
+    second = hn::Mul(first, hn::Set(Tag(), kMix3));
     keyed_ = hn::Add(keyed_, advance_);
   }
 
@@ -44,7 +42,7 @@ class RoundingVectors {
     return hn::Xor(x, hn::ShiftRight<kShift>(x));
   }
 
-  Vector multiplier_, advance_, keyed_;
+  Vector advance_, keyed_;
 };
 
 }  // namespace headrace::optim::HWY_NAMESPACE

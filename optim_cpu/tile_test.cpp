@@ -157,14 +157,18 @@ class TileTest : public testing::TestWithParam<const Optimizer*> {
       return std::memcmp(a, b, static_cast<std::size_t>(bytes)) == 0;
     };
     const std::int64_t param_bytes = optimizer().param_element_bytes();
-    if (!same(left.param.data() + i * param_bytes, right.param.data() + i * param_bytes, param_bytes)) {
+    if (!same(left.param.data() + i * param_bytes,
+              right.param.data() + i * param_bytes,
+              param_bytes)) {
       return false;
     }
     for (std::size_t p = 0; p < left.planes.size(); ++p) {
       const StatePlane& plane = optimizer().planes[p];
       const std::int64_t record = i / plane.record_elements * plane.record_bytes;
       if (plane.record_elements == 1) {
-        if (!same(left.planes[p].data() + record, right.planes[p].data() + record, plane.record_bytes)) {
+        if (!same(left.planes[p].data() + record,
+                  right.planes[p].data() + record,
+                  plane.record_bytes)) {
           return false;
         }
         continue;
@@ -300,8 +304,8 @@ TEST_P(TileTest, ThousandsOfSmallTensorsAreOneUpdateEach) {
                      .tensor = static_cast<std::uint32_t>(i)});
   }
   const auto run = [&](Threads* threads) {
-    std::vector<std::byte> param(param_.begin(),
-                                 param_.begin() + kCount * kStride * optimizer().param_element_bytes());
+    std::vector<std::byte> param(
+        param_.begin(), param_.begin() + kCount * kStride * optimizer().param_element_bytes());
     std::vector<std::byte> state(
         static_cast<std::size_t>(optimizer().state_bytes(kCount * kStride)));
     std::vector<UpdateStats> stats(kCount);
@@ -385,11 +389,8 @@ TEST_P(TileTest, FarEndOfATensorBeyondTwoToThe31Elements) {
   std::vector<std::byte> near_param(
       static_cast<std::size_t>(kFar * optimizer().param_element_bytes()));
   std::vector<std::byte> near_state(static_cast<std::size_t>(optimizer().state_bytes(kFar)));
-  const std::array near_segments = {
-      TileSegment{.elements = kFar,
-                                                 .gradient = values.data(),
-                                                 .scalars = {.lr = 1e-3},
-                                                 .tensor_begin = begin}};
+  const std::array near_segments = {TileSegment{
+      .elements = kFar, .gradient = values.data(), .scalars = {.lr = 1e-3}, .tensor_begin = begin}};
   std::vector<UpdateStats> near_stats(2);
   optimizer().reference_blocks({.param = near_param.data(),
                                 .state = near_state.data(),

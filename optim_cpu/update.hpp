@@ -1,17 +1,17 @@
 // The words that all optimizers share: the scalars of a step, a tile with its segments, statistics
 // of an update.
 //
-// A tile's parameters and its optimizer state are two buffers (extents). The byte maps, for a tile of
-// N elements (padding between tensors included):
+// A tile's parameters and its optimizer state are two buffers (extents). The byte maps, for a tile
+// of N elements (padding between tensors included):
 //   state, compute   param extent            state extent, planes one after the other
 //   fp32, fp32       master, float: 4 N      m, float: 4 N    v, float: 4 N
 //   fp32, bf16       high, bf16:    2 N      m, float: 4 N    v, float: 4 N    low, int16: 2 N
 //   bf16, fp32       master, float: 4 N      m, bf16:  2 N    v, bf16:  2 N
 //   bf16, bf16       high, bf16:    2 N      m, bf16:  2 N    v, bf16:  2 N    low, int16: 2 N
 //   q8, either       high, bf16:    2 N      records of 32 elements, 104 bytes each (q8.hpp)
-// Element i of the tile is value i of each plane, or in record i / 32. High and low are two parts of a
-// master weight (weights.hpp). Zero bytes are zero moments, and weights that are exactly `high`. Bytes
-// that belong to no segment are never written.
+// Element i of the tile is value i of each plane, or in record i / 32. High and low are two parts
+// of a master weight (weights.hpp). Zero bytes are zero moments, and weights that are exactly
+// `high`. Bytes that belong to no segment are never written.
 #pragma once
 
 #include <cstddef>
@@ -86,8 +86,8 @@ struct TileUpdate {
   std::byte* state = nullptr;
   std::int64_t tile_elements = 0;
   std::span<const TileSegment> segments = {};
-  // Format "q8" only: where the tile's new weights go as floats (as they are kept, that is rounded),
-  // for devices that compute in fp32; null where they compute with `high`.
+  // Format "q8" only: where the tile's new weights go as floats (as they are kept, that is
+  // rounded), for devices that compute in fp32; null where they compute with `high`.
   float* decoded = nullptr;
 };
 

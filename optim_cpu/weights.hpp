@@ -12,8 +12,8 @@ namespace headrace::optim {
 
 inline constexpr std::uint32_t kDefaultNan = 0x7fc00000;
 
-// `high` is the float rounded to bf16, to nearest, ties away from zero; `low` is what is missing, in
-// units of the float's last place. (With ties to even the second part would need 17 bits.)
+// `high` is the float rounded to bf16, to nearest, ties away from zero; `low` is what is missing,
+// in units of the float's last place. (With ties to even the second part would need 17 bits.)
 struct SplitWeight {
   std::uint16_t high = 0;
   std::uint16_t low = 0;  // a signed number
@@ -38,10 +38,10 @@ struct SplitWeight {
   return std::bit_cast<float>((high | (split.low ^ 0x8000U)) - 0x8000U);
 }
 
-// The same with a second part of 8 bits, in units of 2^-8 of the last place of `high`: a float whose
-// mantissa has 15 bits after the point. `bits` (0..255) rounds it: 128 to nearest, random ones so
-// that its expectation is `value`. A weight that was split and joined splits into the same parts,
-// whatever the bits.
+// The same with a second part of 8 bits, in units of 2^-8 of the last place of `high`: a float
+// whose mantissa has 15 bits after the point. `bits` (0..255) rounds it: 128 to nearest, random
+// ones so that its expectation is `value`. A weight that was split and joined splits into the same
+// parts, whatever the bits.
 struct ShortSplitWeight {
   std::uint16_t high = 0;
   std::uint8_t correction = 0;  // a signed number
