@@ -15,13 +15,29 @@ pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
 
-# The CUDA toolkit is optional: nothing in this version compiles for it, the summary says whether it is there.
+# libxxhash's plain entry points use SSE2 on x86; those that choose AVX2 or AVX-512 at run time are a build
+# option of it.
+include(CheckSymbolExists)
+set(CMAKE_REQUIRED_LIBRARIES PkgConfig::xxhash)
+check_symbol_exists(XXH3_64bits_dispatch "xxhash.h;xxh_x86dispatch.h" HEADRACE_XXHASH_DISPATCH)
+unset(CMAKE_REQUIRED_LIBRARIES)
+
+# The CUDA toolkit is optional. Its headers alone (HEADRACE_CUDA_INCLUDE_DIR) build tiers/gpu and its tests on
+# the emulated runtime; with its libraries there are tests for a real GPU as well.
 set(HEADRACE_CUDA_FOUND OFF)
+set(HEADRACE_CUDA_HEADERS OFF)
 if(NOT HEADRACE_CUDA STREQUAL "off")
   find_package(CUDAToolkit QUIET)
   if(CUDAToolkit_FOUND)
     set(HEADRACE_CUDA_FOUND ON)
   elseif(HEADRACE_CUDA STREQUAL "on")
-    message(FATAL_ERROR "HEADRACE_CUDA=on, but no CUDA toolkit was found; set CUDAToolkit_ROOT, or use auto or off")
+    message(FATAL_ERROR
+      "HEADRACE_CUDA=on, but no CUDA toolkit was found; set CUDAToolkit_ROOT, or use auto or off")
+  endif()
+  find_path(HEADRACE_CUDA_INCLUDE_DIR cuda_runtime_api.h
+    HINTS ${CUDAToolkit_INCLUDE_DIRS} PATHS /usr/local/cuda/include
+    DOC "Folder of the CUDA toolkit's headers")
+  if(HEADRACE_CUDA_INCLUDE_DIR)
+    set(HEADRACE_CUDA_HEADERS ON)
   endif()
 endif()

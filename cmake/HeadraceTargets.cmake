@@ -30,21 +30,34 @@ function(headrace_library name)
   target_link_libraries(headrace_${name} PUBLIC ${arg_PUBLIC} PRIVATE headrace_flags ${arg_PRIVATE})
 endfunction()
 
-# headrace_test(NAME SOURCES a.cpp ... LINK lib ... [LABELS l ...] [TIMEOUT s])
+# headrace_test(NAME SOURCES a.cpp ... LINK lib ... [LABELS l ...] [TIMEOUT s] [SKIP_CODE n] [PREFIX p] [OWN_MAIN])
 # A GoogleTest binary, registered as one CTest test a case. Tests print their seed and read it from HEADRACE_SEED.
+# PREFIX: of the names, where two binaries have the same cases. SKIP_CODE: the exit code with which its main
+# says that the machine lacks what it tests.
 include(GoogleTest)
 function(headrace_test name)
   if(NOT HEADRACE_TESTS)
     return()
   endif()
-  cmake_parse_arguments(arg "" "TIMEOUT" "SOURCES;LINK;LABELS" ${ARGN})
+  cmake_parse_arguments(arg "OWN_MAIN" "TIMEOUT;SKIP_CODE;PREFIX" "SOURCES;LINK;LABELS" ${ARGN})
   if(NOT arg_TIMEOUT)
     set(arg_TIMEOUT 300)
   endif()
   find_package(GTest REQUIRED)
   add_executable(${name} ${arg_SOURCES})
-  target_link_libraries(${name} PRIVATE headrace_flags ${arg_LINK} GTest::gtest GTest::gtest_main)
-  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60
+  target_link_libraries(${name} PRIVATE headrace_flags ${arg_LINK} GTest::gtest)
+  if(NOT arg_OWN_MAIN)
+    target_link_libraries(${name} PRIVATE GTest::gtest_main)
+  endif()
+  # An empty value would make the next property's name the value.
+  set(properties)
+  if(arg_LABELS)
+    list(APPEND properties LABELS "${arg_LABELS}")
+  endif()
+  if(arg_SKIP_CODE)
+    list(APPEND properties SKIP_RETURN_CODE ${arg_SKIP_CODE})
+  endif()
+  gtest_discover_tests(${name} DISCOVERY_MODE PRE_TEST DISCOVERY_TIMEOUT 60 TEST_PREFIX "${arg_PREFIX}"
     # Tests run side by side: OpenMP's workers must not spin while they have nothing to do.
-    PROPERTIES TIMEOUT ${arg_TIMEOUT} LABELS "${arg_LABELS}" ENVIRONMENT "OMP_WAIT_POLICY=passive")
+    PROPERTIES TIMEOUT ${arg_TIMEOUT} ${properties} ENVIRONMENT "OMP_WAIT_POLICY=passive")
 endfunction()

@@ -4,6 +4,9 @@
 #include <fmt/format.h>
 #include <sys/random.h>
 #include <xxhash.h>
+#ifdef HEADRACE_XXHASH_DISPATCH
+#include <xxh_x86dispatch.h>  // XXH3_64bits and _update by the widest instructions there are
+#endif
 
 #include <cerrno>
 #include <charconv>

@@ -101,9 +101,11 @@ def header_key(header):
     return digest.hexdigest()
 
 
-def compile_header(compiler, header):
-    command = [compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-x", "c++",
+def compile_header(options, header):
+    command = [options.compiler, "-std=c++20", "-fsyntax-only", "-Wall", "-Wextra", "-x", "c++",
                "-include", str(ROOT / header), "-I", str(ROOT), "/dev/null"]
+    if options.cuda_include:
+        command += ["-isystem", options.cuda_include]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     return "" if result.returncode == 0 else result.stderr
 
@@ -117,11 +119,15 @@ def header_findings(options):
     # X_inl.hpp is a part of Highway sources, included once per target: no header by itself.
     keys = {name: header_key(name) for name in names
             if name.suffix == ".hpp" and not name.stem.endswith("_inl")}
+    if not options.cuda_include:
+        # Built only where the toolkit is.
+        keys = {name: key for name, key in keys.items()
+                if "#include <cuda_" not in (ROOT / name).read_text(encoding="utf-8")}
     todo = [name for name, key in keys.items() if not (cache / key).exists()]
     print(f"tidy_test: {len(keys)} headers, {len(todo)} to compile")
     findings = []
     with concurrent.futures.ThreadPoolExecutor(max_workers=2) as pool:
-        outputs = pool.map(lambda name: compile_header(options.compiler, name), todo)
+        outputs = pool.map(lambda name: compile_header(options, name), todo)
         for name, output in zip(todo, outputs):
             if output:
                 findings.append(Finding(name, 0, "does not compile alone:\n" + output,
@@ -153,6 +159,7 @@ def main():
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["text", "headers", "readme", "self"])
     parser.add_argument("--cache", default="tidy-headers")
+    parser.add_argument("--cuda-include", default="", help="folder of the CUDA toolkit's headers")
     parser.add_argument("--compiler", default="c++")
     parser.add_argument("--binary", default="headrace")
     options = parser.parse_args()

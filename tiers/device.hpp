@@ -1,6 +1,5 @@
-// A device: a compute queue, and the two links between its memory and the host's as queues. The CPU
-// implements it both ways (tiers/cpu). Its memory is an Arena of Tier::kDevice, made by the
-// executor from the plan.
+// A device: a compute queue, the two links between its memory and the host's as queues, and its
+// memory. The CPU implements it both ways (tiers/cpu), a CUDA GPU as well (tiers/gpu).
 //
 // Threads: the scheduler's. Failure: a factory's Result; afterwards the runtime's fault.
 #pragma once
@@ -11,6 +10,7 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <span>
 #include <string>
 
 #include "core/error.hpp"
@@ -64,9 +64,20 @@ class Device {
   [[nodiscard]] virtual Queue& compute() = 0;
   [[nodiscard]] virtual Queue& h2d() = 0;
   [[nodiscard]] virtual Queue& d2h() = 0;
-  // A copy of `bytes` as an operation of `link` (h2d() or d2h()); it takes at least bytes / cap
-  // where a cap is set, and copies in a row keep to the cap together. Not on a device that aliases
-  // the host: a programmer's error.
+
+  // The memory of a device that does not alias the host: one allocation of `bytes` (0 is legal),
+  // made once, before the first step; it lives as long as the device. Its contents are worthless,
+  // its addresses are for operations only. Errors: there is not as much.
+  [[nodiscard]] virtual Result<std::span<std::byte>> allocate(std::size_t bytes) = 0;
+  // Makes host memory known to the device: copies take it only so. Before the first step, once for
+  // each range; the memory outlives the device. Errors: the driver's.
+  [[nodiscard]] virtual Status pin(std::span<std::byte> host) = 0;
+  // What pin() has taken out of the system's hands.
+  [[nodiscard]] virtual std::size_t pinned_bytes() const = 0;
+
+  // A copy of `bytes` between allocate()'s and pin()'s memory as an operation of `link` (h2d() or
+  // d2h()); it takes at least bytes / cap where a cap is set, and copies in a row keep to the cap
+  // together. Not on a device that aliases the host: a programmer's error.
   virtual void copy(Queue& link,
                     const char* name,
                     std::uint64_t id,

@@ -33,6 +33,12 @@ Status Event::wait_host() const {
   return status;
 }
 
+void Event::expedite() const {
+  if (!done()) {
+    queue_->expedite(*this);
+  }
+}
+
 void Fault::raise(Error error) {
   const std::scoped_lock lock(mutex_);
   if (!error_.has_value()) {
@@ -102,6 +108,29 @@ void Queue::notify(std::uint64_t ticket, Completion* completion) {
     }
   }
   completion->call(completion);
+}
+
+// Each ticket is passed on once: what an earlier call has reached is not visited again, so the cost
+// is bounded by what is in the rings, and the calls nest no deeper than there are queues.
+void Queue::expedite(const Event& event) {
+  HEADRACE_ASSERT(event.queue() == this, "a queue expedites what it has itself");
+  const std::uint64_t last = event.ticket();
+  std::uint64_t after = wanted_.load(std::memory_order_relaxed);
+  do {
+    if (after >= last) {
+      return;
+    }
+  } while (!wanted_.compare_exchange_weak(after, last, std::memory_order_relaxed));
+  on_expedited();
+  while (const std::optional<PendingWait> wait = next_wait(after, last)) {
+    after = wait->ticket;
+    wait->event.expedite();
+  }
+}
+
+std::optional<Queue::PendingWait> Queue::next_wait(std::uint64_t /*after*/,
+                                                   std::uint64_t /*last*/) {
+  return std::nullopt;
 }
 
 void Queue::declare(const Operation& operation) {

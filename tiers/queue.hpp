@@ -5,14 +5,18 @@
 // and waits take tickets, numbered from 1. An Event is a value (queue, ticket): it is done when the
 // queue has finished that ticket. Nothing is allocated by submit, record or wait. Kinds:
 // ThreadQueue (tiers/thread_queue.hpp), the NVMe lanes (tiers/nvme/io_engine.hpp), CUDA streams
-// later.
+// (tiers/gpu/cuda_queue.hpp).
 //
 // Faults: all queues of a Runtime share one fault. The first operation that fails raises it; from
 // then on queues finish their tickets without running bodies, so that nothing derived from a
 // failure is computed or written. Host waits return the fault.
 //
-// Threads: submit, record and wait are called by one scheduler thread per queue; done, wait_host
-// and notify by any thread.
+// Urgency: whoever stands still until an event says so (expedite), and all that the event needs, on
+// whatever queues, is then wanted now. Queues that can choose (NVMe lanes) act on it, all pass it
+// on.
+//
+// Threads: submit, record and wait are called by one scheduler thread per queue; done, wait_host,
+// notify and expedite by any thread.
 #pragma once
 
 #include <atomic>
@@ -80,6 +84,14 @@ struct Completion {
   Completion* next = nullptr;
 };
 
+// What a queue is at, for a watchdog.
+struct QueueWait {
+  enum class Kind : std::uint8_t { kRuns, kTransfers, kWaits };  // kWaits: for another queue
+  Kind kind = Kind::kRuns;
+  std::string what;           // "compute: runs forward (#33); 4 behind it"
+  std::int64_t since_ns = 0;  // of TraceRecorder::now_ns
+};
+
 class Event {
  public:
   Event() = default;  // an event that is always done
@@ -90,6 +102,8 @@ class Event {
   // Blocks the host until done; returns the runtime's fault if one was raised. Scheduler thread:
   // with a race checker it orders what the host does next after the event (done() does not).
   [[nodiscard]] Status wait_host() const;
+  // Queue::expedite of its queue, if it is not done.
+  void expedite() const;
 
   [[nodiscard]] Queue* queue() const { return queue_; }
 
@@ -198,6 +212,15 @@ class Queue {
     return finished_.load(std::memory_order_acquire) >= ticket;
   }
 
+  // How far the queue has come.
+  [[nodiscard]] std::uint64_t finished_ticket() const {
+    return finished_.load(std::memory_order_acquire);
+  }
+
+  // What the oldest unfinished ticket is at; nothing where there is none, or where the queue cannot
+  // tell. Any thread.
+  [[nodiscard]] virtual std::optional<QueueWait> describe_wait() const { return std::nullopt; }
+
   // Blocks the calling thread until `ticket` is finished; returns the runtime's fault if one was
   // raised. Tells the race checker nothing: queues' own threads use it.
   [[nodiscard]] Status wait_host(std::uint64_t ticket);
@@ -205,12 +228,37 @@ class Queue {
   // already is. `completion` stays the caller's.
   void notify(std::uint64_t ticket, Completion* completion);
 
+  // Somebody stands still until `event` of this queue: it is wanted now, and so is all that the
+  // queue has to do before it, and every event that the queue waits for on the way, on queues of
+  // every kind. All of it was submitted before the event was recorded, so one call reaches it all.
+  // Must not be called with a lock held that a queue may take.
+  void expedite(const Event& event);
+
  protected:
+  // A wait that is in the ring.
+  struct PendingWait {
+    std::uint64_t ticket = 0;
+    Event event;
+  };
+
   // Implementations: take next_ticket(), put the operation (or the wait) in the ring, in order, and
   // call finish(ticket) when it is over: for a wait, when its event is done. So an event recorded
   // after a wait includes it.
   virtual void push(const Operation& operation, Body body) = 0;
   virtual void push_wait(const Event& event) = 0;
+  // The oldest wait of the ring, the running one too, with a ticket above `after` and at most
+  // `last`. A queue that cannot tell passes no urgency on.
+  [[nodiscard]] virtual std::optional<PendingWait> next_wait(std::uint64_t after,
+                                                             std::uint64_t last);
+
+  // wanted_ticket() has grown. Any thread.
+  virtual void on_expedited() {}
+
+  // This ticket and those before it are wanted now.
+  [[nodiscard]] std::uint64_t wanted_ticket() const {
+    return wanted_.load(std::memory_order_relaxed);
+  }
+
   // Tells the race checker, if there is one. To be called on the submitting thread by every way of
   // submitting.
   void declare(const Operation& operation);
@@ -228,6 +276,7 @@ class Queue {
   int index_ = 0;
   std::uint64_t submitted_ = 0;  // scheduler thread only
   std::atomic<std::uint64_t> finished_{0};
+  std::atomic<std::uint64_t> wanted_{0};  // expedited
   std::mutex waiters_mutex_;
   std::condition_variable finished_changed_;
   Completion* waiters_ = nullptr;  // in the order of their registration

@@ -247,6 +247,30 @@ TEST_P(QueueConformance, ThreadsWaitForEventsOfEveryKind) {
   EXPECT_EQ(value(target), 1000U);
 }
 
+TEST_P(QueueConformance, UrgencyReachesAllThatAnEventNeedsAndNothingBehindIt) {
+  make({.queues = 2, .ring_capacity = 8, .cells = 4});
+  HeldQueue held(*runtime_, "held");
+  const Event first = held.hold();
+  const Event second = held.hold();
+  const Event third = held.hold();
+  // By way of the host queue and of another queue of this kind.
+  queue(0).wait(first);
+  host_->wait(queue(0).record());
+  host_->wait(second);
+  queue(1).wait(host_->record());
+  harness_->copy(queue(1), {.source = 0, .target = reachable_cell()});
+  const Event wanted = queue(1).record();
+  queue(1).wait(third);
+  wanted.expedite();
+  EXPECT_TRUE(held.expedited(first));
+  EXPECT_TRUE(held.expedited(second)) << "a wait that the host queue has not come to yet";
+  EXPECT_FALSE(held.expedited(third));
+  queue(1).record().expedite();
+  EXPECT_TRUE(held.expedited(third));
+  held.finish_all();
+  drain_all();
+}
+
 TEST_P(QueueConformance, SubmittingBlocksWhileTheRingIsFull) {
   for (std::size_t capacity = 1; capacity <= 4; ++capacity) {
     make({.ring_capacity = capacity});

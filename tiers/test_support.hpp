@@ -14,6 +14,48 @@
 
 namespace headrace::tiers {
 
+// Its operations are over when the test says so; it knows when one is expedited.
+class HeldQueue final : public Queue {
+ public:
+  using Queue::Queue;
+
+  // Something that others can wait for.
+  Event hold() {
+    submit({.name = "held"}, [] {});
+    return record();
+  }
+
+  void finish_all() {
+    if (!done(last_)) {
+      finish(last_);
+    }
+  }
+
+  [[nodiscard]] bool expedited(const Event& event) const {
+    return event.ticket() <= wanted_ticket();
+  }
+
+  void wait_until_expedited(const Event& event) {
+    std::unique_lock lock(mutex_);
+    expedited_.wait(lock, [&] { return expedited(event); });
+  }
+
+ protected:
+  void push(const Operation& /*operation*/, Body /*body*/) override { last_ = next_ticket(); }
+
+  void push_wait(const Event& /*event*/) override { last_ = next_ticket(); }
+
+  void on_expedited() override {
+    const std::scoped_lock lock(mutex_);
+    expedited_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable expedited_;
+  std::uint64_t last_ = 0;
+};
+
 // Of a random test: HEADRACE_SEED, or fresh; printed.
 inline std::uint64_t test_seed() {
   const char* given = std::getenv("HEADRACE_SEED");  // NOLINT(concurrency-mt-unsafe)

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "tiers/device.hpp"
@@ -19,6 +20,9 @@ namespace headrace::tiers {
 struct ThreadQueueOptions {
   std::size_t capacity = 256;  // operations and waits in the ring, the running one too
   Cores* cores = nullptr;      // held while a body runs; may be null
+  // What its worker has to wait for is wanted now (Event::expedite): for queues whose standing
+  // still costs the run time. The others pass on what they are told.
+  bool expedites = false;
   std::function<void()> on_thread_start = {};  // e.g. sets the OpenMP team's size; may be empty
   WaitObserver on_waited = {};                 // may be empty
 };
@@ -28,9 +32,13 @@ class ThreadQueue final : public Queue {
   ThreadQueue(Runtime& runtime, std::string name, ThreadQueueOptions options);
   ~ThreadQueue() override;
 
+  [[nodiscard]] std::optional<QueueWait> describe_wait() const override;
+
  protected:
   void push(const Operation& operation, Body body) override;
   void push_wait(const Event& event) override;
+  [[nodiscard]] std::optional<PendingWait> next_wait(std::uint64_t after,
+                                                     std::uint64_t last) override;
 
  private:
   struct State;

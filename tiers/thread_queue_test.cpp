@@ -164,6 +164,23 @@ TEST(ThreadQueue, AWaitThatBlockedIsObservedAndADoneOneIsNot) {
   EXPECT_EQ(waited_for, std::vector<int>{link.index()});
 }
 
+TEST(ThreadQueue, WhatAQueueThatExpeditesComesToWaitForIsWantedNow) {
+  Runtime runtime;
+  HeldQueue drive(runtime, "drive");
+  ThreadQueue link(runtime, "h2d", {});
+  ThreadQueue compute(runtime, "compute", {.expedites = true});
+  const Event read = drive.hold();
+  const Event prefetch = drive.hold();
+  link.wait(read);
+  compute.wait(link.record());
+  link.wait(prefetch);
+  drive.wait_until_expedited(read);  // for ever, if the worker does not pass it on
+  EXPECT_FALSE(drive.expedited(prefetch)) << "nobody but the link waits for it";
+  drive.finish_all();
+  ASSERT_TRUE(compute.drain().has_value());
+  ASSERT_TRUE(link.drain().has_value());
+}
+
 TEST(ThreadQueue, OperationsAreSpansOfTheTraceAndDroppedOnesAreNot) {
   TraceRecorder trace(64);
   Runtime runtime;

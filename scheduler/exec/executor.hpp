@@ -22,6 +22,7 @@
 #include "core/error.hpp"
 #include "scheduler/exec/unit.hpp"
 #include "scheduler/plan/plan.hpp"
+#include "tiers/nvme/io_engine.hpp"
 #include "tiers/nvme/store.hpp"
 #include "tiers/queue.hpp"
 
@@ -38,6 +39,11 @@ struct ExecutorOptions {
   int optimizer_threads = 1;
   std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s;
   std::vector<DriveOptions> drives;  // by folder; those that are not there take the defaults
+  // Of weights and state that a step, an evaluation or a drain streams. Loading, committing and
+  // reading out check all in any case.
+  tiers::nvme::ReadCheck read_check = tiers::nvme::ReadCheck::kHeaderAndSums;
+  // Warns when nothing was done for so long, with what is stuck (watchdog.hpp); nothing: never.
+  std::optional<double> stuck_after_s{};
 };
 
 // Everything a step needs beside the model. Spans are [accumulate * N]; targets of -1 are masked.

@@ -16,6 +16,7 @@
 #include "core/assert.hpp"
 #include "core/float_environment.hpp"
 #include "tiers/device.hpp"
+#include "tiers/memory.hpp"
 #include "tiers/thread_queue.hpp"
 
 namespace headrace::tiers {
@@ -70,6 +71,7 @@ class CpuDevice final : public Device {
         compute_(runtime,
                  "compute",
                  {.cores = options.cores,
+                  .expedites = true,
                   .on_thread_start = [threads = options.compute_threads] { start_team(threads); },
                   .on_waited = options.on_compute_waited}),
         h2d_(runtime, "h2d", link_options(h2d_throttle_)),
@@ -94,6 +96,18 @@ class CpuDevice final : public Device {
   [[nodiscard]] Queue& h2d() override { return h2d_; }
 
   [[nodiscard]] Queue& d2h() override { return d2h_; }
+
+  [[nodiscard]] Result<std::span<std::byte>> allocate(std::size_t bytes) override {
+    HEADRACE_ASSERT(!aliases_host_, "a device that aliases the host has no memory of its own");
+    HEADRACE_ASSERT(memory_ == nullptr, "a device's memory is allocated once");
+    HEADRACE_ASSIGN(memory_, Arena::create(Tier::kDevice, "device", bytes));
+    return std::span<std::byte>(memory_->data(), bytes);
+  }
+
+  // Any memory will do for a CPU.
+  [[nodiscard]] Status pin(std::span<std::byte> /*host*/) override { return {}; }
+
+  [[nodiscard]] std::size_t pinned_bytes() const override { return 0; }
 
   void copy(Queue& link,
             const char* name,
@@ -123,6 +137,7 @@ class CpuDevice final : public Device {
   }
 
   bool aliases_host_;
+  std::unique_ptr<Arena> memory_;
   Throttle h2d_throttle_;
   Throttle d2h_throttle_;
   // After what their threads use.

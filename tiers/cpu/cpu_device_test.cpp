@@ -58,6 +58,22 @@ TEST(CpuDevice, ASeparateDeviceCopiesInBothDirectionsInOrder) {
   }
 }
 
+TEST(CpuDevice, WhatComputeStandsStillForIsWantedNow) {
+  Runtime runtime;
+  const auto device = make_device(runtime, {.aliases_host = false});
+  HeldQueue drive(runtime, "drive");
+  const Event read = drive.hold();
+  const Event prefetch = drive.hold();
+  device->h2d().wait(read);
+  device->compute().wait(device->h2d().record());
+  device->h2d().wait(prefetch);
+  drive.wait_until_expedited(read);
+  EXPECT_FALSE(drive.expedited(prefetch));
+  drive.finish_all();
+  ASSERT_TRUE(device->compute().drain().has_value());
+  ASSERT_TRUE(device->h2d().drain().has_value());
+}
+
 TEST(CpuDevice, ACopyOfNothingIsAnOperation) {
   Runtime runtime;
   const auto device = make_device(runtime, {.aliases_host = false, .h2d_bytes_per_s = 1e6});

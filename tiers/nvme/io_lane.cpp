@@ -87,7 +87,8 @@ MemorySpan Lane::storage(const ExtentKey& key) const {
 void Lane::read(const ExtentKey& key,
                 std::span<std::byte> target,
                 std::uint64_t id,
-                IoDeadline deadline) {
+                IoDeadline deadline,
+                ReadCheck check) {
   check_memory(key, target.data(), target.size());
   const std::array reads = {storage(key)};
   const std::array writes = {MemorySpan(target.data(), target.size())};
@@ -101,6 +102,7 @@ void Lane::read(const ExtentKey& key,
     entry.key = key;
     entry.memory = target.data();
     entry.bytes = target.size();
+    entry.check = check;
   });
 }
 
@@ -131,11 +133,20 @@ void Lane::write(const ExtentKey& key,
   });
 }
 
-void Lane::expedite(const Event& event) {
-  HEADRACE_ASSERT(event.queue() == this, "a lane expedites what it has itself");
+void Lane::on_expedited() {
   const std::scoped_lock lock(signals_.mutex);
-  expedited_ticket_ = std::max(expedited_ticket_, event.ticket());
   signals_.wake_engine();
+}
+
+std::optional<Queue::PendingWait> Lane::next_wait(std::uint64_t after, std::uint64_t last) {
+  const std::scoped_lock lock(signals_.mutex);
+  for (std::uint64_t i = head_; i < tail_; ++i) {
+    const LaneEntry& entry = ring_[i % ring_.size()];
+    if (entry.kind == LaneEntry::Kind::kWait && entry.ticket > after && entry.ticket <= last) {
+      return PendingWait{.ticket = entry.ticket, .event = entry.event};
+    }
+  }
+  return std::nullopt;
 }
 
 bool Lane::take() {
@@ -153,7 +164,7 @@ IoDeadline Lane::deadline_locked() const {
   if (head_ == tail_) {
     return ~IoDeadline{0};
   }
-  if (ring_[head_ % ring_.size()].ticket <= expedited_ticket_) {
+  if (ring_[head_ % ring_.size()].ticket <= wanted_ticket()) {
     return kWantedNow;
   }
   IoDeadline soonest = ~IoDeadline{0};
@@ -192,20 +203,23 @@ bool Lane::wait_over() {
   return std::exchange(wait_over_, false);
 }
 
-std::optional<IoWait> Lane::describe_wait() const {
+std::optional<QueueWait> Lane::describe_wait() const {
   const std::scoped_lock lock(signals_.mutex);
   if (head_ == tail_) {
     return std::nullopt;
   }
   const LaneEntry& entry = ring_[head_ % ring_.size()];
-  IoWait wait{.what = name() + ": ", .since_ns = current_begin_ns_};
+  QueueWait wait{
+      .kind = QueueWait::Kind::kTransfers, .what = name() + ": ", .since_ns = current_begin_ns_};
   if (!taken_) {
     wait.what += fmt::format("{} (#{}) was submitted", entry.name, entry.id);
     wait.since_ns = TraceRecorder::now_ns();
   } else if (entry.kind == LaneEntry::Kind::kWait) {
+    wait.kind = QueueWait::Kind::kWaits;
     wait.what +=
         fmt::format("waits for ticket {} of {}", entry.event.ticket(), entry.event.queue()->name());
   } else if (entry.kind == LaneEntry::Kind::kBody) {
+    wait.kind = QueueWait::Kind::kRuns;
     wait.what += fmt::format("runs {} (#{})", entry.name, entry.id);
   } else {
     wait.what += fmt::format(

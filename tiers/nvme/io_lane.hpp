@@ -45,7 +45,8 @@ struct LaneEntry {
   ExtentKey key;                         // kRead, kWrite
   std::byte* memory = nullptr;
   std::size_t bytes = 0;
-  std::int64_t step = 0;  // kWrite
+  std::int64_t step = 0;                        // kWrite
+  ReadCheck check = ReadCheck::kHeaderAndSums;  // kRead
 };
 
 class Lane final : public IoLane {
@@ -68,16 +69,16 @@ class Lane final : public IoLane {
   void read(const ExtentKey& key,
             std::span<std::byte> target,
             std::uint64_t id,
-            IoDeadline deadline) override;
+            IoDeadline deadline,
+            ReadCheck check) override;
   void write(const ExtentKey& key,
              std::span<const std::byte> source,
              std::int64_t step,
              std::uint64_t id,
              IoDeadline deadline) override;
-  void expedite(const Event& event) override;
 
-  // Any thread.
-  [[nodiscard]] std::optional<IoWait> describe_wait() const;
+  // "nvme.0: nvme read (#7) of unit 3, tile 0 (param) at offset ... of '...': 3 of 8 bytes moved".
+  [[nodiscard]] std::optional<QueueWait> describe_wait() const override;
 
   // Engine's thread from here on.
   // Makes the oldest entry `current`, if there is one. It keeps its place until finish_current().
@@ -112,6 +113,9 @@ class Lane final : public IoLane {
  protected:
   void push(const Operation& operation, Body body) override;
   void push_wait(const Event& event) override;
+  [[nodiscard]] std::optional<PendingWait> next_wait(std::uint64_t after,
+                                                     std::uint64_t last) override;
+  void on_expedited() override;
 
  private:
   struct WaitCompletion : Completion {
@@ -132,7 +136,6 @@ class Lane final : public IoLane {
   // Under signals_.mutex from here on.
   std::uint64_t head_ = 0;  // entries finished
   std::uint64_t tail_ = 0;  // entries put
-  std::uint64_t expedited_ticket_ = 0;
   std::int64_t current_begin_ns_ = 0;
   bool taken_ = false;  // the oldest entry is the current one
   bool wait_over_ = false;

@@ -92,7 +92,9 @@ class IoSchedule : public ::testing::Test {
     engine_.reset();  // before the queues and the memory that it uses
   }
 
-  void make_engine(EngineOptions options) {
+  void make_engine(const EngineOptions& options) { engine_ = new_engine(options); }
+
+  std::unique_ptr<IoEngine> new_engine(EngineOptions options) {
     options.request_bytes_max = kChunkBytes;
     options.driven_by_caller = true;
     options.make_backend = [this](
@@ -101,7 +103,7 @@ class IoSchedule : public ::testing::Test {
       HEADRACE_ASSIGN(std::unique_ptr<IoBackend> inner, make_simulated_backend(file, wanted));
       return std::make_unique<RecordingBackend>(std::move(inner), handed_);
     };
-    engine_ = IoEngine::create(runtime_, *store_, 0, options).value();
+    return IoEngine::create(runtime_, *store_, 0, options).value();
   }
 
   static ExtentKey key(std::uint32_t tile) {
@@ -137,6 +139,15 @@ class IoSchedule : public ::testing::Test {
       }
     }
     return others;
+  }
+
+  // When the tile's last request was handed over.
+  [[nodiscard]] std::size_t last_of(std::uint32_t tile) const {
+    std::size_t last = 0;
+    for (std::size_t i = 0; i < handed_.size(); ++i) {
+      last = tile_of(handed_[i]) == tile ? i : last;
+    }
+    return last;
   }
 
   PowerSupply power_;
@@ -281,6 +292,36 @@ TEST_F(IoSchedule, ExpeditePutsALaneFirstUntilTheEvent) {
   EXPECT_EQ(tile_of(handed_.back()), 2U);
 }
 
+// The device waits for an update of the host's, which waits for a read, which waits for a write of
+// another engine's: both overtake what their engines are busy with.
+TEST_F(IoSchedule, WhatTheDeviceWaitsForOvertakesOnEveryEngineThatItNeeds) {
+  for (const bool device_waits : {false, true}) {
+    make_engine({.lanes = 2, .io_depth = 1});
+    const std::unique_ptr<IoEngine> other = new_engine({.lanes = 2, .io_depth = 1});
+    ThreadQueue host(runtime_, "host", {});
+    handed_.clear();
+    engine_->lane(0).read(key(0), payload(0), 0, 1);  // prefetch
+    engine_->lane(0).read(key(1), payload(1), 0, 1);
+    other->lane(0).read(key(2), payload(2), 0, 1);
+    other->lane(1).write(key(3), payload(3), 2, 0);  // from the memory that is read into
+    engine_->lane(1).wait(other->lane(1).record());
+    engine_->lane(1).read(key(4), payload(3), 0);
+    host.wait(engine_->lane(1).record());
+    host.submit({.name = "update"}, [] {});
+    if (device_waits) {
+      host.record().expedite();
+    }
+    for (bool progress = true; std::exchange(progress, false);) {
+      progress = other->turn();
+      progress = engine_->turn() || progress;
+    }
+    HEADRACE_EXPECT_OK(host.drain());
+    EXPECT_EQ(last_of(3) < last_of(2), device_waits) << "the write, and a prefetch";
+    EXPECT_EQ(last_of(4) < last_of(1), device_waits) << "the read, and a prefetch";
+    engine_.reset();
+  }
+}
+
 TEST_F(IoSchedule, NoLaneStarvesHoweverUrgentTheOthersAre) {
   make_engine({.lanes = 3, .io_depth = 2});
   engine_->lane(0).write(key(0), payload(0), 2, 0);
@@ -333,7 +374,7 @@ TEST_F(IoSchedule, WhatIsUnderWayIsDescribed) {
   engine_->lane(2).wait(holder.record());
   EXPECT_TRUE(engine_->turn());
   EXPECT_TRUE(engine_->turn());
-  const std::vector<IoWait> waits = engine_->describe_waits();
+  const std::vector<QueueWait> waits = engine_->describe_waits();
   ASSERT_EQ(waits.size(), 2U);
   expect_contains(waits[0].what, "nvme.0: nvme read (#7) of unit 0, tile 0 (param) at offset");
   expect_contains(waits[0].what, "/disk/data");
