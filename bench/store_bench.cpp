@@ -6,7 +6,8 @@
 // printed. The file is written before, contents are random, and what was written last is read back
 // and compared. Threads: the main one submits, the engine's runs.
 //
-//   store_bench FOLDER [--depth N] [--lanes N] [--tile-mib N] [--total-gib N] [--rounds N]
+//   store_bench FOLDER [--depth N] [--request-kib N] [--lanes N] [--tile-mib N] [--total-gib N]
+//   [--rounds N]
 //                      [--only tier,fio,latency,pages]
 //
 //   tier     read, write, mixed: GB/s of all sides, core-seconds per GB and where they went. What
@@ -44,12 +45,13 @@
 namespace headrace::tiers::nvme {
 namespace {
 
-constexpr std::size_t kRequestBytes = std::size_t{1} << 20U;
+constexpr std::size_t kBlockBytes = std::size_t{1} << 20U;  // of requests where pages are compared
 
 struct Settings {
   std::string folder;
   unsigned io_depth = 8;
   unsigned lanes = 4;
+  std::size_t request_bytes = std::size_t{1} << 20U;
   std::uint64_t tile_bytes = std::uint64_t{8} << 20U;
   std::uint64_t total_bytes = std::uint64_t{2} << 30U;
   int rounds = 5;
@@ -165,10 +167,11 @@ Bench::Bench(const Settings& settings)
   buffers_ = std::make_unique<Buffers>((settings.lanes + 1) * settings.tile_bytes, Pages::kHuge);
   make_engine();
   run_tier(Pattern::kWrite);  // no round pays for blocks that were never written
-  fmt::print("tiles of {} MiB, {} lanes, {} requests of 1 MiB in flight, {}, direct I/O {}\n",
+  fmt::print("tiles of {} MiB, {} lanes, {} requests of {} KiB in flight, {}, direct I/O {}\n",
              settings.tile_bytes >> 20U,
              settings.lanes,
              settings.io_depth,
+             settings.request_bytes >> 10U,
              describe(engine_->facts()),
              store_->direct_io() ? "on" : "off");
 }
@@ -187,7 +190,7 @@ void Bench::make_engine() {
   EngineOptions options;
   options.lanes = static_cast<int>(settings_.lanes) + 1;
   options.io_depth = static_cast<int>(settings_.io_depth);
-  options.request_bytes_max = kRequestBytes;
+  options.request_bytes_max = settings_.request_bytes;
   options.buffers = {buffers_->bytes()};
   Result<std::unique_ptr<IoEngine>> engine = IoEngine::create(runtime_, *store_, 0, options);
   if (!engine) {
@@ -224,11 +227,12 @@ std::vector<Piece> Bench::pieces(Pattern pattern) const {
   for (std::uint64_t tile = 0; tile < tiles_; ++tile) {
     const std::uint64_t lane = tile % settings_.lanes;
     const ExtentPlace place = store_->read_place(key(tile));
-    for (std::size_t at = 0; at < settings_.tile_bytes; at += kRequestBytes) {
-      pieces.push_back({.offset = place.offset + place.header_bytes + at,
-                        .memory = of_lane(lane).data() + at,
-                        .bytes = std::min<std::size_t>(kRequestBytes, settings_.tile_bytes - at),
-                        .write = writes(pattern, tile / settings_.lanes + lane)});
+    for (std::size_t at = 0; at < settings_.tile_bytes; at += settings_.request_bytes) {
+      pieces.push_back(
+          {.offset = place.offset + place.header_bytes + at,
+           .memory = of_lane(lane).data() + at,
+           .bytes = std::min<std::size_t>(settings_.request_bytes, settings_.tile_bytes - at),
+           .write = writes(pattern, tile / settings_.lanes + lane)});
     }
   }
   return pieces;
@@ -239,10 +243,11 @@ std::vector<Piece> Bench::urgent_pieces(std::mt19937_64& random) const {
   const std::uint64_t tile = tiles_ / 2 + random() % (tiles_ - tiles_ / 2);
   const ExtentPlace place = store_->read_place(key(tile));
   std::vector<Piece> pieces;
-  for (std::size_t at = 0; at < settings_.tile_bytes; at += kRequestBytes) {
-    pieces.push_back({.offset = place.offset + place.header_bytes + at,
-                      .memory = of_lane(settings_.lanes).data() + at,
-                      .bytes = std::min<std::size_t>(kRequestBytes, settings_.tile_bytes - at)});
+  for (std::size_t at = 0; at < settings_.tile_bytes; at += settings_.request_bytes) {
+    pieces.push_back(
+        {.offset = place.offset + place.header_bytes + at,
+         .memory = of_lane(settings_.lanes).data() + at,
+         .bytes = std::min<std::size_t>(settings_.request_bytes, settings_.tile_bytes - at)});
   }
   return pieces;
 }
@@ -376,7 +381,7 @@ void Bench::latency() {
            bare.run_urgent(
                background, [&] { return urgent_pieces(random); }, settings_.io_depth, kReads));
   }
-  const auto in_flight = static_cast<double>(settings_.io_depth * kRequestBytes);
+  const auto in_flight = static_cast<double>(settings_.io_depth * settings_.request_bytes);
   const double bound = quantile(idle, 0.99) + kAllowed * in_flight / mixed;
   fmt::print(
       "urgent read of {} MiB: idle p50 {:.2f} ms, p99 {:.2f} ms; while reads and writes saturate "
@@ -390,7 +395,7 @@ void Bench::latency() {
       kMs * quantile(bare_busy, 0.5),
       kMs * quantile(bare_busy, 0.99),
       kMs * bound,
-      (settings_.io_depth * kRequestBytes) >> 20U,
+      (settings_.io_depth * settings_.request_bytes) >> 20U,
       mixed / kGiga);
 }
 
@@ -430,7 +435,7 @@ void Bench::pages() {
                          .bytes = request_bytes});
       }
       const unsigned depth =
-          settings_.io_depth * static_cast<unsigned>(kRequestBytes / request_bytes);
+          settings_.io_depth * static_cast<unsigned>(kBlockBytes / request_bytes);
       BareLoop bare(store_->file(0).fd(), depth, buffers.bytes());
       const CpuTime before = CpuTime::now();
       rates[i].push_back(bare.run(reads, depth));
@@ -523,6 +528,7 @@ std::optional<Settings> parse(std::span<char*> arguments) {
     return found == options.end() ? otherwise : std::strtoull(found->second.c_str(), nullptr, 10);
   };
   settings.io_depth = static_cast<unsigned>(number("--depth", settings.io_depth));
+  settings.request_bytes = number("--request-kib", settings.request_bytes >> 10U) << 10U;
   settings.lanes = static_cast<unsigned>(number("--lanes", settings.lanes));
   settings.tile_bytes = number("--tile-mib", settings.tile_bytes >> 20U) << 20U;
   settings.total_bytes = number("--total-gib", settings.total_bytes >> 30U) << 30U;
@@ -530,8 +536,9 @@ std::optional<Settings> parse(std::span<char*> arguments) {
   if (options.contains("--only")) {
     settings.only = options["--only"];
   }
-  const bool good = !settings.folder.empty() && settings.io_depth > 0 && settings.lanes > 0 &&
-                    settings.tile_bytes > 0 && settings.rounds > 0 &&
+  const bool good = !settings.folder.empty() && settings.io_depth > 0 &&
+                    settings.request_bytes > 0 && settings.request_bytes % kPageBytes == 0 &&
+                    settings.lanes > 0 && settings.tile_bytes > 0 && settings.rounds > 0 &&
                     settings.total_bytes >= 4 * std::uint64_t{settings.lanes} * settings.tile_bytes;
   return good ? std::optional(settings) : std::nullopt;
 }
@@ -544,7 +551,8 @@ int main(int argc, char** argv) {
   const auto settings = nvme::parse(std::span(argv + 1, static_cast<std::size_t>(argc - 1)));
   if (!settings) {
     fmt::print(stderr,
-               "store_bench FOLDER [--depth N] [--lanes N] [--tile-mib N] [--total-gib N] "
+               "store_bench FOLDER [--depth N] [--request-kib N] [--lanes N] [--tile-mib N] "
+               "[--total-gib N] "
                "[--rounds N] [--only tier,fio,latency,pages]\n");
     return 2;
   }

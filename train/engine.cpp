@@ -32,7 +32,7 @@ constexpr std::size_t kReserveBytes = 256 * kMebibyte;
 constexpr std::size_t kReservePart = 16;
 // What oneDNN, oneTBB and OpenMP take before there is a plan.
 constexpr std::size_t kLibraryBytes = 32 * kMebibyte;
-constexpr int kIoDepth = 8;
+constexpr DriveRequests kDriveRequests{.in_flight = 8, .bytes = std::uint64_t{1} << 20U};
 constexpr std::size_t kTraceEventsMax = 200'000;
 constexpr std::size_t kRacesShown = 5;
 // compute, h2d, d2h, host, the engine of the store, and the watchdog.
@@ -134,8 +134,10 @@ std::vector<exec::DriveOptions> drive_options(const RunConfig& config,
     const auto part = [&](const std::optional<double>& cap) {
       return cap ? std::optional(*cap * share) : std::nullopt;
     };
-    const int measured = drive.io_depth > 0 ? drive.io_depth : kIoDepth;
-    options.push_back({.io_depth = config.tiers.io_depth.value_or(measured),
+    const bool measured = drive.requests.in_flight > 0 && drive.requests.bytes > 0;
+    const DriveRequests requests = measured ? drive.requests : kDriveRequests;
+    options.push_back({.io_depth = config.tiers.io_depth.value_or(requests.in_flight),
+                       .request_bytes = requests.bytes,
                        .read_bytes_per_s = part(config.tiers.links.nvme_read),
                        .write_bytes_per_s = smaller_of(part(config.tiers.links.nvme_write),
                                                        drive.folder.write_limit_bytes_per_s)});
@@ -272,7 +274,7 @@ std::vector<StoreDrive> drives_of(const RunConfig& config,
       }
     }
     drive.weight = machine.folder_bytes_per_s[i];
-    drive.io_depth = machine.folder_io_depth[i];
+    drive.requests = machine.folder_requests[i];
     if (drive.folder.write_limit_bytes_per_s) {
       // A step reads about as much as it writes.
       drive.weight = std::min(drive.weight, 2 * *drive.folder.write_limit_bytes_per_s);

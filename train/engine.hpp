@@ -28,8 +28,8 @@ namespace headrace::train {
 // A folder of the store, and the share of the tiles that it gets.
 struct StoreDrive {
   NvmeFolder folder;
-  double weight = 1;  // bytes per second, reads and writes together, within its write_limit
-  int io_depth = 0;   // as measured; 0: it was not
+  double weight = 1;         // bytes per second, reads and writes together, within its write_limit
+  DriveRequests requests{};  // as measured
 };
 
 // The settings of tiers.nvme for each folder of a store (those that it does not name have none).

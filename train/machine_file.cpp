@@ -22,6 +22,9 @@ namespace {
 using plan::MachineProfile;
 
 constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 20U;
+constexpr int kIoDepthMax = 4096;  // as of tiers.io_depth
+constexpr std::uint64_t kPageBytes = 4096;
+constexpr std::uint64_t kRequestBytesMax = std::uint64_t{64} << 20U;
 constexpr double kMemoryTolerance = 0.02;  // the kernel keeps a little more or less for itself
 
 using Member = std::variant<std::string MachineFile::*,
@@ -36,8 +39,8 @@ struct Key {
   std::string_view comment;
 };
 
-const std::array<Key, 16>& keys() {
-  static const std::array<Key, 16> table = {{
+const std::array<Key, 17>& keys() {
+  static const std::array<Key, 17> table = {{
       {"schema", &MachineProfile::schema, "version of this file"},
       {"cpu", &MachineProfile::cpu, ""},
       {"cores", &MachineProfile::cores, "that the process may use"},
@@ -58,9 +61,8 @@ const std::array<Key, 16>& keys() {
       {"nvme_mixed_bytes_per_s",
        &MachineProfile::nvme_mixed_bytes_per_s,
        "reads and writes together, half of each"},
-      {"nvme_io_depth",
-       &MachineProfile::nvme_io_depth,
-       "requests of 1 MiB in flight that the drive needs"},
+      {"nvme_io_depth", &MachineProfile::nvme_io_depth, "requests in flight that the drive needs"},
+      {"nvme_request_bytes", &MachineProfile::nvme_request_bytes, "of each of them"},
       {"nvme_capacity_bytes", &MachineProfile::nvme_capacity_bytes, "of the filesystem"},
   }};
   return table;
@@ -165,6 +167,23 @@ void check_sense(const MachineProfile& profile, const std::string& name, Problem
   if (profile.cores < 1) {
     problems.add(fmt::format("machine profile: cores = {}; there is at least 1", profile.cores),
                  name);
+  }
+  if (profile.nvme_io_depth > kIoDepthMax) {
+    problems.add(
+        fmt::format("machine profile: nvme_io_depth = {}; at most {} requests are in flight",
+                    profile.nvme_io_depth,
+                    kIoDepthMax),
+        name);
+  }
+  if (profile.nvme_request_bytes % kPageBytes != 0 ||
+      profile.nvme_request_bytes > kRequestBytesMax) {
+    problems.add(
+        fmt::format("machine profile: nvme_request_bytes = {}; a request is of whole pages "
+                    "of {}, and at most {}",
+                    profile.nvme_request_bytes,
+                    kPageBytes,
+                    kRequestBytesMax),
+        name);
   }
   for (const Key& key : keys()) {
     const auto* member = std::get_if<double MachineProfile::*>(&key.member);

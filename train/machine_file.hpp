@@ -14,7 +14,7 @@
 
 namespace headrace::train {
 
-inline constexpr int kMachineSchema = 2;
+inline constexpr int kMachineSchema = 3;
 
 struct MachineFile {
   plan::MachineProfile profile;

@@ -20,6 +20,7 @@ MachineFile example() {
   machine.profile.memory_bytes_per_s = 4e10;
   machine.profile.nvme_read_bytes_per_s = 6.9e9;
   machine.profile.nvme_io_depth = 4;
+  machine.profile.nvme_request_bytes = std::uint64_t{1} << 20U;
   machine.profile.nvme_capacity_bytes = 2'000'000'000'000;
   machine.nvme_device = "259:1";
   return machine;
@@ -48,7 +49,9 @@ TEST(MachineFile, RefusesWhatIsNotAProfile) {
       good + "gemm = 1\n",
       replaced("cores = 16", "cores = \"16\""),
       replaced("cores = 16", "cores = -1"),
-      replaced("schema = 2", "schema = 1"),
+      replaced("schema = 3", "schema = 2"),
+      replaced("nvme_request_bytes = 1048576", "nvme_request_bytes = 1000"),
+      replaced("nvme_io_depth = 4", "nvme_io_depth = 4097"),
       replaced("memory_bytes_per_s = ", "memory_bytes_per_s = -"),
       replaced("memory_bytes_per_s = 4", "memory_bytes_per_s = nan #"),
       "schema = \n",

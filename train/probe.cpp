@@ -238,15 +238,20 @@ void set_drive(const DriveRates& drive, MachineFile& machine) {
   machine.profile.nvme_read_bytes_per_s = drive.read_bytes_per_s;
   machine.profile.nvme_write_bytes_per_s = drive.write_bytes_per_s;
   machine.profile.nvme_mixed_bytes_per_s = drive.mixed_bytes_per_s;
-  machine.profile.nvme_io_depth = drive.io_depth;
+  machine.profile.nvme_io_depth = drive.requests.in_flight;
+  machine.profile.nvme_request_bytes = drive.requests.bytes;
   machine.profile.nvme_capacity_bytes = drive.capacity_bytes;
+}
+
+DriveRequests requests_of(const MachineProfile& profile) {
+  return {.in_flight = profile.nvme_io_depth, .bytes = profile.nvme_request_bytes};
 }
 
 DriveRates drive_of(const MachineFile& machine) {
   return DriveRates{.read_bytes_per_s = machine.profile.nvme_read_bytes_per_s,
                     .write_bytes_per_s = machine.profile.nvme_write_bytes_per_s,
                     .mixed_bytes_per_s = machine.profile.nvme_mixed_bytes_per_s,
-                    .io_depth = machine.profile.nvme_io_depth,
+                    .requests = requests_of(machine.profile),
                     .capacity_bytes = machine.profile.nvme_capacity_bytes,
                     .device = machine.nvme_device};
 }
@@ -300,13 +305,13 @@ class Drives {
     return rates;
   }
 
-  [[nodiscard]] std::vector<int> folder_depths() const {
-    std::vector<int> depths;
-    depths.reserve(folder_drives_.size());
+  [[nodiscard]] std::vector<DriveRequests> folder_requests() const {
+    std::vector<DriveRequests> requests;
+    requests.reserve(folder_drives_.size());
     for (const std::size_t index : folder_drives_) {
-      depths.push_back(drives_[index].rates.io_depth);
+      requests.push_back(drives_[index].rates.requests);
     }
-    return depths;
+    return requests;
   }
 
  private:
@@ -371,7 +376,7 @@ Result<FoundMachine> find_machine(const std::string& given,
     return FoundMachine{
         .profile = machine.profile,
         .folder_bytes_per_s = std::vector<double>(store_folders.size(), 1.0),
-        .folder_io_depth = std::vector<int>(store_folders.size(), machine.profile.nvme_io_depth)};
+        .folder_requests = std::vector(store_folders.size(), requests_of(machine.profile))};
   }
   const std::string cache = machine_cache_path();
   std::optional<MachineFile> machine = cached_machine(cache, here);
@@ -385,7 +390,7 @@ Result<FoundMachine> find_machine(const std::string& given,
   }
   return FoundMachine{.profile = drives.together(machine->profile),
                       .folder_bytes_per_s = drives.folder_rates(),
-                      .folder_io_depth = drives.folder_depths()};
+                      .folder_requests = drives.folder_requests()};
 }
 
 Result<MachineProfile> known_machine() {

@@ -14,6 +14,7 @@
 
 #include "core/error.hpp"
 #include "train/machine_file.hpp"
+#include "train/probe_nvme.hpp"
 
 namespace headrace::train {
 
@@ -27,7 +28,7 @@ struct FoundMachine {
   plan::MachineProfile profile;
   // Of each folder, in the order asked: reads and writes together. Folders on one drive share it.
   std::vector<double> folder_bytes_per_s;
-  std::vector<int> folder_io_depth;  // that its drive needs; 0: not measured
+  std::vector<DriveRequests> folder_requests;  // that its drive needs
 };
 
 // The profile to plan with: `given` where not empty (a fingerprint that differs is a warning in the

@@ -34,28 +34,31 @@ using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20U;
 constexpr std::size_t kPageBytes = 4096;
-constexpr std::uint64_t kBlocks = kProbeFileBytes / kBlockBytes;
 constexpr std::chrono::milliseconds kPassTimeMax{400};
-// Requests of a block in flight that are tried, and the share of the best rate that will do.
+// Requests of a block in flight that are tried; the sizes that are tried with as many bytes in
+// flight; and the share of the best rate that will do.
 constexpr int kWriteDepth = 8;
 constexpr std::array<int, 3> kDepths = {4, 8, 16};
+constexpr std::array<std::size_t, 5> kRequestBytes = {
+    kBlockBytes / 4, kBlockBytes / 2, kBlockBytes, 2 * kBlockBytes, 4 * kBlockBytes};
+constexpr std::size_t kBufferBytes = kDepths.back() * kBlockBytes;  // of all threads
 constexpr std::chrono::milliseconds kDepthTimeMax{120};
 constexpr double kGoodEnough = 0.95;
 
-// Every page of a block begins with its number, so that no page of the file equals another and a
-// misdirected read shows.
-void stamp(std::span<std::byte> block, std::uint64_t index) {
+// Every page of the file begins with its number, so that none equals another and a misdirected
+// read shows. `offset` is the block's in the file.
+void stamp(std::span<std::byte> block, std::uint64_t offset) {
   for (std::size_t at = 0; at < block.size(); at += kPageBytes) {
-    const std::uint64_t number = index * (kBlockBytes / kPageBytes) + at / kPageBytes;
+    const std::uint64_t number = (offset + at) / kPageBytes;
     std::memcpy(block.data() + at, &number, sizeof number);
   }
 }
 
-bool stamped(std::span<const std::byte> block, std::uint64_t index) {
+bool stamped(std::span<const std::byte> block, std::uint64_t offset) {
   for (std::size_t at = 0; at < block.size(); at += kPageBytes) {
     std::uint64_t number = 0;
     std::memcpy(&number, block.data() + at, sizeof number);
-    if (number != index * (kBlockBytes / kPageBytes) + at / kPageBytes) {
+    if (number != (offset + at) / kPageBytes) {
       return false;
     }
   }
@@ -64,14 +67,14 @@ bool stamped(std::span<const std::byte> block, std::uint64_t index) {
 
 enum class Access { kRead, kWrite, kBoth };
 
-// One pass over blocks by as many threads as requests are to be in flight. Counts what was moved
-// until the time is up.
+// One pass over the file's beginning by as many threads as requests are to be in flight. Counts
+// what was moved until the time is up.
 class Pass {
  public:
   struct Work {
     Access access = Access::kRead;
-    std::uint64_t blocks = 0;
-    int depth = kWriteDepth;
+    std::uint64_t bytes = 0;  // of the file
+    DriveRequests requests{.in_flight = kWriteDepth, .bytes = kBlockBytes};
     std::chrono::milliseconds time_max = kPassTimeMax;
   };
 
@@ -79,12 +82,13 @@ class Pass {
       : descriptor_(descriptor),
         buffers_(buffers),
         access_(work.access),
-        blocks_(work.blocks),
-        depth_(static_cast<std::size_t>(work.depth)),
+        block_bytes_(work.requests.bytes),
+        blocks_(work.bytes / work.requests.bytes),
+        depth_(static_cast<std::size_t>(work.requests.in_flight)),
         time_max_(work.time_max) {}
 
-  // Bytes per second; `blocks_done` says how far it came.
-  Result<double> run(std::uint64_t& blocks_done) {
+  // Bytes per second; `bytes_done` says how far it came.
+  Result<double> run(std::uint64_t& bytes_done) {
     const Clock::time_point begin = Clock::now();
     deadline_ = begin + time_max_;
     std::vector<std::thread> threads;
@@ -92,7 +96,7 @@ class Pass {
     std::optional<Error> not_started;
     try {
       for (std::size_t i = 0; i < depth_; ++i) {
-        threads.emplace_back([this, i] { work(buffers_.subspan(i * kBlockBytes, kBlockBytes)); });
+        threads.emplace_back([this, i] { work(buffers_.subspan(i * block_bytes_, block_bytes_)); });
       }
     } catch (const std::exception& error) {
       not_started = operating_error("probe: cannot start its threads")
@@ -116,8 +120,8 @@ class Pass {
       return corrupt_error("probe: the drive read back something else than was written")
           .with_hint("do not use this drive: it loses data");
     }
-    blocks_done = std::min(next_.load(), blocks_);
-    return static_cast<double>(done_.load() * kBlockBytes) / seconds.count();
+    bytes_done = std::min(next_.load(), blocks_) * block_bytes_;
+    return static_cast<double>(done_.load() * block_bytes_) / seconds.count();
   }
 
  private:
@@ -129,17 +133,18 @@ class Pass {
       }
       // Both: the even half of the file is read, the odd half written.
       const bool write = access_ == Access::kWrite || (access_ == Access::kBoth && index % 2 == 1);
+      const std::uint64_t at = index * block_bytes_;
       if (write) {
-        stamp(buffer, index);
+        stamp(buffer, at);
       }
-      const auto offset = static_cast<off_t>(index * kBlockBytes);
+      const auto offset = static_cast<off_t>(at);
       const ssize_t moved = write ? ::pwrite(descriptor_, buffer.data(), buffer.size(), offset)
                                   : ::pread(descriptor_, buffer.data(), buffer.size(), offset);
-      if (moved != static_cast<ssize_t>(kBlockBytes)) {
+      if (moved != static_cast<ssize_t>(buffer.size())) {
         error_.store(moved < 0 ? errno : EIO);
         return;
       }
-      if (!write && !stamped(buffer, index)) {
+      if (!write && !stamped(buffer, at)) {
         wrong_.store(true);
       }
       done_.fetch_add(1);
@@ -149,6 +154,7 @@ class Pass {
   int descriptor_;
   std::span<std::byte> buffers_;
   Access access_;
+  std::size_t block_bytes_;
   std::uint64_t blocks_;
   std::size_t depth_;
   std::chrono::milliseconds time_max_;
@@ -185,41 +191,58 @@ std::string why_not(const Filesystem& filesystem) {
 }
 
 Status measure(int descriptor, DriveRates& rates) {
-  HEADRACE_ASSIGN(
-      const std::unique_ptr<tiers::Arena> arena,
-      tiers::Arena::create(tiers::Tier::kHost, "probe", kDriveProbeThreads * kBlockBytes));
-  const std::span<std::byte> buffers(arena->data(), kDriveProbeThreads * kBlockBytes);
+  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
+                  tiers::Arena::create(tiers::Tier::kHost, "probe", kBufferBytes));
+  const std::span<std::byte> buffers(arena->data(), kBufferBytes);
   const RandomSource random(static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()),
                             RandomStream::kTest);
   for (std::size_t at = 0; at < buffers.size(); at += 4) {
     const std::uint32_t bits = random.bits({.update = 0, .tensor = 0, .element = at / 4});
     std::memcpy(buffers.data() + at, &bits, sizeof bits);
   }
-  const auto pass = [&](const Pass::Work& work, std::uint64_t& blocks_done) {
-    return Pass(descriptor, buffers, work).run(blocks_done);
+  const auto pass = [&](const Pass::Work& work, std::uint64_t& bytes_done) {
+    return Pass(descriptor, buffers, work).run(bytes_done);
   };
-  std::uint64_t blocks = 0;
-  std::uint64_t ignored = 0;
+  std::uint64_t bytes = 0;
   HEADRACE_ASSIGN(rates.write_bytes_per_s,
-                  pass({.access = Access::kWrite, .blocks = kBlocks}, blocks));
+                  pass({.access = Access::kWrite, .bytes = kProbeFileBytes}, bytes));
+  std::uint64_t ignored = 0;
+  const auto read = [&](const DriveRequests& requests) {
+    return pass(
+        {.access = Access::kRead, .bytes = bytes, .requests = requests, .time_max = kDepthTimeMax},
+        ignored);
+  };
   // More in flight than a drive needs only makes what is wanted now wait longer.
   std::vector<double> reads;
   for (const int depth : kDepths) {
-    HEADRACE_ASSIGN(
-        const double rate,
-        pass({.access = Access::kRead, .blocks = blocks, .depth = depth, .time_max = kDepthTimeMax},
-             ignored));
+    HEADRACE_ASSIGN(const double rate, read({.in_flight = depth, .bytes = kBlockBytes}));
     reads.push_back(rate);
   }
-  rates.read_bytes_per_s = *std::max_element(reads.begin(), reads.end());
+  const double at_blocks = *std::max_element(reads.begin(), reads.end());
+  rates.read_bytes_per_s = at_blocks;
   for (std::size_t i = reads.size(); i-- > 0;) {
-    if (reads[i] >= kGoodEnough * rates.read_bytes_per_s) {
-      rates.io_depth = kDepths[i];
+    if (reads[i] >= kGoodEnough * at_blocks) {
+      rates.requests = {.in_flight = kDepths[i], .bytes = kBlockBytes};
+    }
+  }
+  // Another size where it is faster by more than measurements differ.
+  const std::size_t bytes_in_flight =
+      static_cast<std::size_t>(rates.requests.in_flight) * kBlockBytes;
+  for (const std::size_t request_bytes : kRequestBytes) {
+    const DriveRequests requests{.in_flight = static_cast<int>(bytes_in_flight / request_bytes),
+                                 .bytes = request_bytes};
+    if (requests.in_flight > kDriveProbeThreads) {
+      continue;
+    }
+    HEADRACE_ASSIGN(const double rate, read(requests));
+    if (kGoodEnough * rate > rates.read_bytes_per_s) {
+      rates.requests = requests;
+      rates.read_bytes_per_s = rate;
     }
   }
   HEADRACE_ASSIGN(
       rates.mixed_bytes_per_s,
-      pass({.access = Access::kBoth, .blocks = blocks, .depth = rates.io_depth}, ignored));
+      pass({.access = Access::kBoth, .bytes = bytes, .requests = rates.requests}, ignored));
   return {};
 }
 

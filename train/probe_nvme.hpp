@@ -8,13 +8,21 @@
 
 namespace headrace::train {
 
-inline constexpr int kDriveProbeThreads = 16;  // the most that are in flight
+inline constexpr int kDriveProbeThreads = 32;  // the most that are in flight
+
+// What a drive is to be asked with; zeros: not measured.
+struct DriveRequests {
+  int in_flight = 0;
+  std::uint64_t bytes = 0;  // of each
+
+  friend bool operator==(const DriveRequests&, const DriveRequests&) = default;
+};
 
 struct DriveRates {
   double read_bytes_per_s = 0;
   double write_bytes_per_s = 0;
   double mixed_bytes_per_s = 0;  // reads + writes
-  int io_depth = 0;  // requests of 1 MiB in flight that the drive needs to be read at its rate
+  DriveRequests requests;        // that the drive needs to be read at its rate
   std::uint64_t capacity_bytes = 0;
   std::string device;  // "259:1"
 };
@@ -26,8 +34,9 @@ struct DriveRates {
 // that has no drive of its own (overlay, btrfs); "" where it cannot be told.
 [[nodiscard]] std::string device_of(const std::string& folder);
 
-// By threads that pread and pwrite, of 1 MiB: writes with eight in flight, reads with 4, 8 and
-// 16, both together with the depth that was found to do. A filesystem that refuses direct I/O, is
+// By threads that pread and pwrite: writes of 1 MiB with eight in flight; reads of 1 MiB with 4, 8
+// and 16; reads of other sizes with as many bytes in flight as were found to do; both together with
+// the requests that were found. A filesystem that refuses direct I/O, is
 // in memory, or has too little room gives rates of 0 and a line in the log.
 [[nodiscard]] Result<DriveRates> probe_drive(const std::string& folder);
 

@@ -30,7 +30,8 @@ namespace headrace::exec {
 
 // Of one folder of the store.
 struct DriveOptions {
-  int io_depth = 8;
+  int io_depth = 8;                                           // requests in flight
+  std::size_t request_bytes = std::size_t{1} << 20U;          // of each, at most
   std::optional<double> read_bytes_per_s, write_bytes_per_s;  // caps
 };
 

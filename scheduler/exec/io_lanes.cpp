@@ -17,6 +17,7 @@ Result<std::unique_ptr<IoLanes>> IoLanes::create(tiers::Runtime& runtime,
     tiers::nvme::EngineOptions engine;
     engine.lanes = lanes;
     engine.io_depth = drive.io_depth;
+    engine.request_bytes_max = drive.request_bytes;
     engine.read_bytes_per_s = drive.read_bytes_per_s;
     engine.write_bytes_per_s = drive.write_bytes_per_s;
     engine.buffers.assign(buffers.begin(), buffers.end());

@@ -10,7 +10,7 @@ namespace headrace::plan {
 // Rates are bytes or operations per second. 0 = not measured (the planner then takes a conservative
 // value and says so).
 struct MachineProfile {
-  int schema = 2;
+  int schema = 3;
   // Fingerprint: a mismatch with the machine at hand is a warning.
   std::string cpu;
   int cores = 0;
@@ -25,7 +25,8 @@ struct MachineProfile {
   double nvme_read_bytes_per_s = 0;  // direct I/O on incompressible data, in the store's folder
   double nvme_write_bytes_per_s = 0;
   double nvme_mixed_bytes_per_s = 0;      // reads + writes together, half of each
-  int nvme_io_depth = 0;                  // requests of 1 MiB in flight that the drive needs
+  int nvme_io_depth = 0;                  // requests in flight that the drive needs
+  std::uint64_t nvme_request_bytes = 0;   // of each of them
   std::uint64_t nvme_capacity_bytes = 0;  // of the folder's filesystem, for the drive's life
 };
 
