@@ -284,8 +284,8 @@ const char* headrace_optim_explain(const headrace_optim_context* context) {
 }
 
 const char* headrace_optim_target(void) {
-  static const std::string kTarget = ho::active_target();
-  return kTarget.c_str();
+  static const std::string target = ho::active_target();
+  return target.c_str();
 }
 
 size_t headrace_optim_state_bytes(headrace_state_format format,
