@@ -230,7 +230,7 @@ bool CudaQueue::foreign_is_done(const Event& event) {
 Status CudaQueue::run_body(Slot& slot) {
   try {
     if (slot.kind == Kind::kBody && launch_body_ != nullptr) {
-      return launch_body_(stream_.get(), slot.name, slot.body);
+      return check(launch_body_(stream_.get(), slot.body), "cudaLaunchKernelExC", device_);
     }
     return slot.body();
   } catch (const std::bad_alloc&) {

@@ -48,8 +48,8 @@ struct CudaEventTraits {
 using UniqueStream = Unique<StreamTraits>;
 using UniqueCudaEvent = Unique<CudaEventTraits>;
 
-// Puts a plain body on a stream as an operation of its own.
-using BodyLauncher = Status (*)(CUstream_st* stream, const char* name, const Body& body);
+// Puts a plain body on a stream as an operation of its own; returns a cudaError_t.
+using BodyLauncher = int (*)(CUstream_st* stream, const Body& body);
 
 // What the poller and those who wake it share.
 struct PollerSignals {
