@@ -151,6 +151,7 @@ class Loader {
       case Kind::kRate:
       case Kind::kEndurance:
       case Kind::kInterval:
+      case Kind::kDuration:
         return false;
       default:
         return true;

@@ -238,6 +238,12 @@ Result<Value> to_interval(const Context& context, const ConfigValue& value) {
   return Value(interval_text(interval));
 }
 
+Result<Value> to_duration(const Context& context, const ConfigValue& value) {
+  HEADRACE_ASSIGN(const Interval interval,
+                  to_quantity(context, value, "as in \"1min\"", parse_time_interval));
+  return Value(interval_text(interval));
+}
+
 Result<Value> to_path(const Context& context, const ConfigValue& value) {
   HEADRACE_ASSIGN(const std::string text, to_text(context, value, "a path", ""));
   return Value(absolute_path(context.base_folder, text));
@@ -276,6 +282,8 @@ Result<Value> convert_kind(Kind kind, const Context& context, const ConfigValue&
       return as_value(to_quantity(context, value, "as in \"1200TBW\"", parse_endurance));
     case Kind::kInterval:
       return to_interval(context, value);
+    case Kind::kDuration:
+      return to_duration(context, value);
     case Kind::kBlocks:
       return to_blocks(context, value);
     case Kind::kGroups:

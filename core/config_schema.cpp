@@ -503,6 +503,11 @@ constexpr Key<RunConfig> kRunKeys[] = {
         {.name = "durability.checkpoint",
          .kind = Kind::kInterval,
          .doc = "what a crash may cost at most; none: half the disk, commits at clean ends only"}),
+    key<&RunConfig::durability, &DurabilitySection::verify_reads>(
+        {.name = "durability.verify_reads",
+         .kind = Kind::kBool,
+         .doc =
+             "checks the sums of all that steps read; false: what a drive damages is trained on"}),
 
     key<&RunConfig::eval, &EvalSection::data>(
         {.name = "eval.data",
@@ -555,6 +560,10 @@ constexpr Key<RunConfig> kRunKeys[] = {
          .kind = Kind::kInteger,
          .doc = "steps between step lines; metrics.jsonl has every step",
          .range = kCount}),
+    key<&RunConfig::log, &LogSection::stuck_after>(
+        {.name = "log.stuck_after",
+         .kind = Kind::kDuration,
+         .doc = "warns when nothing was done for so long, with what is stuck; none: never"}),
 };
 
 constexpr Key<OptimGroup> kGroupKeys[] = {

@@ -33,6 +33,7 @@ enum class Kind {
   kRate,       // bytes per second
   kEndurance,  // bytes
   kInterval,   // text that core/interval.hpp reads
+  kDuration,   // an interval without steps
   kBlocks,     // a count of 65,536-element blocks; the field holds elements
   kGroups,     // [[optim.group]]
   kFolders,    // tiers.nvme

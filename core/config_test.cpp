@@ -117,6 +117,7 @@ nvme_read = "3GB/s"
 nvme_write = "1GiB/s"
 [durability]
 checkpoint = "100 steps"
+verify_reads = false
 [eval]
 data = ["eval.txt"]
 every = 50
@@ -129,6 +130,7 @@ keep = 3
 best = true
 [log]
 every = 5
+stuck_after = "90s"
 )";
 
 TEST_F(ConfigTest, DefaultsAreThoseOfTheDesign) {
@@ -140,6 +142,7 @@ TEST_F(ConfigTest, DefaultsAreThoseOfTheDesign) {
   EXPECT_EQ(config.optim.lr, 3e-4);
   EXPECT_EQ(config.optim.lr_schedule, "cosine");
   EXPECT_EQ(config.durability.checkpoint, "10min");
+  EXPECT_TRUE(config.durability.verify_reads);
   EXPECT_FALSE(config.tiers.host_memory_bytes);
   ASSERT_EQ(config.tiers.nvme.size(), 1U);
   EXPECT_EQ(config.tiers.nvme[0].path, folder_.path("runs/run/store"));
@@ -161,9 +164,11 @@ TEST_F(ConfigTest, EveryValueOfAFullFileArrives) {
   EXPECT_EQ(config.tiers.nvme[0].endurance_bytes, 1.2e15);
   EXPECT_EQ(config.tiers.links.nvme_write, 1073741824.0);
   EXPECT_EQ(config.durability.checkpoint, "100 steps");
+  EXPECT_FALSE(config.durability.verify_reads);
   EXPECT_EQ(config.exports.dir, folder_.path("exports"));
   EXPECT_EQ(config.exports.keep, 3);
   EXPECT_EQ(config.log.every, 5);
+  EXPECT_EQ(config.log.stuck_after, "90s");
   EXPECT_EQ(config_place(config, "optim.lr"), place("32:1"));
   EXPECT_EQ(config_place(config, "run.epochs"), "");
 }
@@ -360,6 +365,16 @@ TEST_F(ConfigTest, ValuesOutOfRangeOrOfAnotherTypeAreRefused) {
       EXPECT_TRUE(result.error().others.empty()) << set << format_error(result.error(), false);
     }
   }
+}
+
+TEST_F(ConfigTest, ATimeIsNotCountedInSteps) {
+  for (const char* set : {"log.stuck_after=10 steps", "log.stuck_after=every-step"}) {
+    const Error error = error_of(kModel, {set});
+    EXPECT_EQ(error.code, ExitCode::kUsage) << set;
+    EXPECT_EQ(error.hint, "write \"1min\" or \"none\"") << set;
+  }
+  EXPECT_EQ(load(kModel, {"log.stuck_after=2h"}).value().log.stuck_after, "120min");
+  EXPECT_EQ(load(kModel, {"log.stuck_after=none"}).value().log.stuck_after, "none");
 }
 
 TEST_F(ConfigTest, ImpossibleCombinationsAreRefused) {

@@ -183,6 +183,8 @@ std::string_view kind_name(Kind kind) {
       return "endurance";
     case Kind::kInterval:
       return "interval";
+    case Kind::kDuration:
+      return "duration";
     case Kind::kBlocks:
       return "integer";
     case Kind::kGroups:
@@ -196,6 +198,9 @@ std::string_view kind_name(Kind kind) {
 std::string allowed_text(const Traits& traits) {
   if (traits.kind == Kind::kInterval) {
     return "\"every-step\", \"100 steps\", \"10min\", \"none\"";
+  }
+  if (traits.kind == Kind::kDuration) {
+    return "\"10min\", \"none\"";
   }
   if (traits.choices.empty()) {
     return bound_text(traits.range);

@@ -66,6 +66,16 @@ Result<Interval> parse_interval(std::string_view text) {
   return Interval{.steps = 0, .seconds = *seconds};
 }
 
+Result<Interval> parse_time_interval(std::string_view text) {
+  HEADRACE_ASSIGN(const Interval interval, parse_interval(text));
+  if (interval.steps > 0) {
+    return usage_error(fmt::format("\"{}\" says no time", text))
+        .with_why("it counts steps")
+        .with_hint("write \"1min\" or \"none\"");
+  }
+  return interval;
+}
+
 std::string interval_text(const Interval& interval) {
   if (interval.never()) {
     return "none";

@@ -25,6 +25,8 @@ struct Interval {
 
 // "every-step", "100 steps", "10min" (see parse_duration), "none".
 [[nodiscard]] Result<Interval> parse_interval(std::string_view text);
+// "90s", "10min", "none": no steps.
+[[nodiscard]] Result<Interval> parse_time_interval(std::string_view text);
 [[nodiscard]] std::string interval_text(const Interval& interval);
 
 }  // namespace headrace

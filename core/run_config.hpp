@@ -127,6 +127,7 @@ struct TiersSection {
 
 struct DurabilitySection {
   std::string checkpoint = "10min";  // core/interval.hpp reads it
+  bool verify_reads = true;          // false gives up that damage is found before it is used
 
   friend bool operator==(const DurabilitySection&, const DurabilitySection&) = default;
 };
@@ -153,6 +154,7 @@ struct ExportSection {
 
 struct LogSection {
   std::int64_t every = 1;
+  std::string stuck_after = "1min";  // a duration or "none"; core/interval.hpp reads it
 
   friend bool operator==(const LogSection&, const LogSection&) = default;
 };

@@ -84,6 +84,14 @@ struct Completion {
   Completion* next = nullptr;
 };
 
+// What a queue is at, for a watchdog.
+struct QueueWait {
+  enum class Kind : std::uint8_t { kRuns, kTransfers, kWaits };  // kWaits: for another queue
+  Kind kind = Kind::kRuns;
+  std::string what;           // "compute: runs forward (#33); 4 behind it"
+  std::int64_t since_ns = 0;  // of TraceRecorder::now_ns
+};
+
 class Event {
  public:
   Event() = default;  // an event that is always done
@@ -203,6 +211,15 @@ class Queue {
   [[nodiscard]] bool done(std::uint64_t ticket) const {
     return finished_.load(std::memory_order_acquire) >= ticket;
   }
+
+  // How far the queue has come.
+  [[nodiscard]] std::uint64_t finished_ticket() const {
+    return finished_.load(std::memory_order_acquire);
+  }
+
+  // What the oldest unfinished ticket is at; nothing where there is none, or where the queue cannot
+  // tell. Any thread.
+  [[nodiscard]] virtual std::optional<QueueWait> describe_wait() const { return std::nullopt; }
 
   // Blocks the calling thread until `ticket` is finished; returns the runtime's fault if one was
   // raised. Tells the race checker nothing: queues' own threads use it.

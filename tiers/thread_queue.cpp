@@ -63,11 +63,12 @@ struct ThreadQueue::State {
   TraceRecorder* trace;
   TraceTrack track;
   std::vector<Slot> ring;
-  std::mutex mutex;
+  mutable std::mutex mutex;
   std::condition_variable not_full;
   std::condition_variable not_empty;
-  std::uint64_t head = 0;  // slots taken off; head % capacity is the oldest
-  std::uint64_t tail = 0;  // slots put on
+  std::uint64_t head = 0;     // slots taken off; head % capacity is the oldest
+  std::uint64_t tail = 0;     // slots put on
+  std::int64_t begin_ns = 0;  // of the slot that is off next; 0: the worker has not come to it
   bool closing = false;
   std::thread thread;
 
@@ -90,6 +91,7 @@ struct ThreadQueue::State {
   Slot* front() {
     std::unique_lock lock(mutex);
     not_empty.wait(lock, [this] { return head != tail || closing; });
+    begin_ns = TraceRecorder::now_ns();
     return head == tail ? nullptr : &ring[head % ring.size()];
   }
 
@@ -97,6 +99,7 @@ struct ThreadQueue::State {
     {
       const std::scoped_lock lock(mutex);
       ++head;
+      begin_ns = 0;
     }
     not_full.notify_one();
   }
@@ -184,6 +187,28 @@ std::optional<Queue::PendingWait> ThreadQueue::next_wait(std::uint64_t after, st
     }
   }
   return std::nullopt;
+}
+
+std::optional<QueueWait> ThreadQueue::describe_wait() const {
+  const std::scoped_lock lock(state_->mutex);
+  if (state_->head == state_->tail) {
+    return std::nullopt;
+  }
+  const Slot& slot = state_->ring[state_->head % state_->ring.size()];
+  QueueWait wait;
+  wait.since_ns = state_->begin_ns > 0 ? state_->begin_ns : TraceRecorder::now_ns();
+  wait.what = name();
+  if (slot.is_wait) {
+    wait.kind = QueueWait::Kind::kWaits;
+    wait.what += ": waits for ticket " + std::to_string(slot.event.ticket()) + " of " +
+                 slot.event.queue()->name();
+  } else {
+    wait.what += ": runs " + std::string(slot.name) + " (#" + std::to_string(slot.id) + ")";
+  }
+  if (const std::uint64_t behind = state_->tail - state_->head - 1; behind > 0) {
+    wait.what += "; " + std::to_string(behind) + " behind it";
+  }
+  return wait;
 }
 
 void ThreadQueue::serve() {

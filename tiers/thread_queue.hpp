@@ -32,6 +32,8 @@ class ThreadQueue final : public Queue {
   ThreadQueue(Runtime& runtime, std::string name, ThreadQueueOptions options);
   ~ThreadQueue() override;
 
+  [[nodiscard]] std::optional<QueueWait> describe_wait() const override;
+
  protected:
   void push(const Operation& operation, Body body) override;
   void push_wait(const Event& event) override;

@@ -35,7 +35,8 @@ constexpr std::size_t kLibraryBytes = 32 * kMebibyte;
 constexpr int kIoDepth = 8;
 constexpr std::size_t kTraceEventsMax = 200'000;
 constexpr std::size_t kRacesShown = 5;
-constexpr int kQueueThreads = 5;  // compute, h2d, d2h, host, and the engine of the store
+// compute, h2d, d2h, host, the engine of the store, and the watchdog.
+constexpr int kQueueThreads = 6;
 
 bool environment_flag(const char* name) {
   const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here sets it
@@ -362,6 +363,13 @@ Result<Planned> make_planned(const RunConfig& config,
   planned.options.optimizer_threads = config.optim.threads.value_or(usable_cores());
   planned.options.h2d_bytes_per_s = planned.settings.h2d_cap;
   planned.options.d2h_bytes_per_s = planned.settings.d2h_cap;
+  planned.options.read_check = config.durability.verify_reads
+                                   ? tiers::nvme::ReadCheck::kHeaderAndSums
+                                   : tiers::nvme::ReadCheck::kHeaderOnly;
+  HEADRACE_ASSIGN(const Interval stuck_after, parse_time_interval(config.log.stuck_after));
+  if (!stuck_after.never()) {
+    planned.options.stuck_after_s = stuck_after.seconds;
+  }
   planned.drives = request.drives;
   planned.options.drives = drive_options(config, request.drives);
   return planned;

@@ -120,6 +120,7 @@ Result<Json> commit_to_json(const Store& store) {
   json.add("update_count", state.update_count);
   json.add("tokens", state.tokens);
   json.add("seed", state.config.run.seed);
+  json.add("verify_reads", state.config.durability.verify_reads);
   json.add("compute_threads", Json(state.config.run.compute_threads));
   json.add("data_tokens", state.numbers.data.tokens);
   return json;
@@ -226,6 +227,10 @@ std::string format_inspection(const Json& inspection) {
                         text_of(commit->find("update_count")),
                         text_of(commit->find("tokens")),
                         text_of(commit->find("generation")));
+    if (const Json* verified = commit->find("verify_reads"); verified->as_bool() == false) {
+      text +=
+          fmt::format("{:<14} not checked: durability.verify_reads = false\n", "reads of steps");
+    }
   }
   text += fmt::format(
       "{:<14} {}\n", "model", text_of(inspection.find("architecture")->find("model_type")));

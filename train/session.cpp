@@ -195,6 +195,13 @@ class Opener {
     if (!planned_.plan.wear_warning.empty()) {
       log_warning(planned_.plan.wear_warning);
     }
+    if (!session.config.durability.verify_reads) {
+      log_warning(
+          "durability.verify_reads = false: steps use what they read from the store unchecked, so "
+          "what a drive damages is trained on and committed; `headrace verify`, copies, exports "
+          "and "
+          "what a resume loads into memory are checked");
+    }
     return {};
   }
 

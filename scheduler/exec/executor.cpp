@@ -1,6 +1,8 @@
 // The executor's life and the control flow of a step.
 #include "scheduler/exec/executor.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -33,6 +35,8 @@ Status ExecutorImpl::open(const ExecutorOptions& options) {
   HEADRACE_TRY(create_device(options));
   HEADRACE_TRY(create_memory());
   HEADRACE_TRY(create_queues(options));
+  HEADRACE_TRY(create_watchdog(options));
+  read_check_ = options.read_check;
   std::size_t instructions_max = 0, waits_max = 0;
   for (const plan::Program* program :
        {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.evaluation}) {
@@ -116,7 +120,55 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   return {};
 }
 
+Status ExecutorImpl::create_watchdog(const ExecutorOptions& options) {
+  if (!options.stuck_after_s) {
+    return {};
+  }
+  std::vector<tiers::Queue*> queues = {
+      &device_->compute(), &device_->h2d(), &device_->d2h(), host_queue_.get()};
+  if (io_) {
+    io_->append_queues(queues);
+  }
+  Watchdog::Source source;
+  source.progress = [this, queues] {
+    std::uint64_t progress = 0;
+    for (const tiers::Queue* queue : queues) {
+      progress += queue->finished_ticket();
+    }
+    if (io_) {
+      const tiers::nvme::IoTotals totals = io_->totals();
+      progress += totals.read_bytes + totals.write_bytes;  // a large extent takes its time
+    }
+    return progress;
+  };
+  source.waits = [queues] {
+    std::vector<tiers::QueueWait> waits;
+    for (const tiers::Queue* queue : queues) {
+      if (std::optional<tiers::QueueWait> wait = queue->describe_wait()) {
+        waits.push_back(std::move(*wait));
+      }
+    }
+    return waits;
+  };
+  constexpr double kNsPerSecond = 1e9;
+  HEADRACE_ASSIGN(
+      watchdog_,
+      Watchdog::create(std::move(source),
+                       static_cast<std::int64_t>(*options.stuck_after_s * kNsPerSecond)));
+  return {};
+}
+
+// What the calling thread does with the store by itself.
+Watchdog::Task ExecutorImpl::watched(std::string_view what) {
+  std::string text = fmt::format("the store {}:", what);
+  for (std::uint32_t folder = 0; store_ != nullptr && folder < store_->folder_count(); ++folder) {
+    text += fmt::format(" '{}'", store_->data_path(folder));
+  }
+  return {watchdog_.get(), std::move(text)};
+}
+
 ExecutorImpl::~ExecutorImpl() {
+  watchdog_.reset();  // it looks at the others
   // Queues first (each finishes what it has), memory last: members are destroyed in reverse order
   // of declaration.
   host_queue_.reset();

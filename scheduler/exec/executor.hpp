@@ -23,6 +23,7 @@
 #include "scheduler/exec/unit.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "tiers/device.hpp"
+#include "tiers/nvme/io_engine.hpp"
 #include "tiers/nvme/store.hpp"
 #include "tiers/queue.hpp"
 
@@ -44,6 +45,11 @@ struct ExecutorOptions {
   std::function<Result<std::unique_ptr<tiers::Device>>(tiers::Runtime& runtime,
                                                        tiers::Cores& cores)>
       make_device = {};
+  // Of weights and state that a step, an evaluation or a drain streams. Loading, committing and
+  // reading out check all in any case.
+  tiers::nvme::ReadCheck read_check = tiers::nvme::ReadCheck::kHeaderAndSums;
+  // Warns when nothing was done for so long, with what is stuck (watchdog.hpp); nothing: never.
+  std::optional<double> stuck_after_s{};
 };
 
 // Everything a step needs beside the model. Spans are [accumulate * N]; targets of -1 are masked.

@@ -6,6 +6,7 @@
 #include <deque>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "optim_cpu/threads.hpp"
@@ -13,6 +14,7 @@
 #include "scheduler/exec/io_lanes.hpp"
 #include "scheduler/exec/jobs.hpp"
 #include "scheduler/exec/timeline.hpp"
+#include "scheduler/exec/watchdog.hpp"
 #include "tiers/device.hpp"
 #include "tiers/memory.hpp"
 #include "tiers/thread_queue.hpp"
@@ -84,6 +86,8 @@ class ExecutorImpl final : public Executor {
   [[nodiscard]] Status create_device(const ExecutorOptions& options);
   [[nodiscard]] Status create_memory();
   [[nodiscard]] Status create_queues(const ExecutorOptions& options);
+  [[nodiscard]] Status create_watchdog(const ExecutorOptions& options);
+  [[nodiscard]] Watchdog::Task watched(std::string_view what);
   void set_inputs(const StepInputs& inputs);
   [[nodiscard]] Status run(const plan::Program& program);
   [[nodiscard]] Status finish_queues();
@@ -150,6 +154,7 @@ class ExecutorImpl final : public Executor {
   std::unique_ptr<tiers::Device> device_;
   std::span<std::byte> device_memory_;  // of a separate device
   std::unique_ptr<tiers::ThreadQueue> host_queue_;
+  tiers::nvme::ReadCheck read_check_ = tiers::nvme::ReadCheck::kHeaderAndSums;
   std::unique_ptr<IoLanes> io_;       // null where nothing is streamed or committed
   int turn_ = 0;                      // the lane that a commit or a resume used last
   std::vector<tiers::Event> events_;  // by instruction of the running program
@@ -157,6 +162,7 @@ class ExecutorImpl final : public Executor {
   std::optional<Pending> pending_;
   std::int64_t update_count_ = 0;
   Running running_;
+  std::unique_ptr<Watchdog> watchdog_;  // null where none was asked for; looks at the queues
 };
 
 }  // namespace headrace::exec

@@ -50,6 +50,14 @@ Status IoLanes::wait_all() {
   return status;
 }
 
+void IoLanes::append_queues(std::vector<tiers::Queue*>& queues) const {
+  for (const auto& engine : engines_) {
+    for (std::size_t lane = 0; lane < folder_of_lane_.size(); ++lane) {
+      queues.push_back(&engine->lane(static_cast<int>(lane)));
+    }
+  }
+}
+
 tiers::nvme::IoTotals IoLanes::totals() const {
   tiers::nvme::IoTotals sum;
   for (const auto& engine : engines_) {

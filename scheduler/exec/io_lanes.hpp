@@ -34,6 +34,9 @@ class IoLanes {
   // Returns once everything submitted so far, of all lanes, is over.
   [[nodiscard]] Status wait_all();
 
+  // Every lane of every folder.
+  void append_queues(std::vector<tiers::Queue*>& queues) const;
+
   [[nodiscard]] tiers::nvme::IoTotals totals() const;
   // Registered with the kernel, by any engine.
   [[nodiscard]] std::size_t pinned_bytes() const;

@@ -94,7 +94,7 @@ void ExecutorImpl::launch_transfer(const Instruction& instruction, std::uint64_t
       : reads                    ? tiers::nvme::kDeadlineOfReads
                                  : tiers::nvme::kDeadlineOfWrites;
   if (reads) {
-    lane.read(key, memory, number, deadline);
+    lane.read(key, memory, number, deadline, read_check_);
   } else {
     lane.write(key, memory, running_.write_step, number, deadline);
   }

@@ -2,6 +2,8 @@
 // path. Tiles in host memory go over the NVMe lanes as they lie there, as many at once as there are
 // lanes; the others one by one through a buffer of a tile, and to and from a separate device
 // through the pinned bounce arena.
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cstring>
 #include <vector>
@@ -94,12 +96,14 @@ Status ExecutorImpl::load(const ParamSource& source) {
   if (store_ != nullptr) {
     HEADRACE_TRY(store_->mark_dirty());
   }
+  Watchdog::Task task = watched("takes its first tiles");
   std::vector<float> bounce;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     const plan::UnitPlan& unit = plan_.units[u];
     const int number = static_cast<int>(u);
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
       const int tile = static_cast<int>(t);
+      task.tick();
       bounce.assign(elements_of(unit.tiles[t]), 0.0F);
       HEADRACE_TRY(source(number, unit.tiles[t].begin, bounce));
       HEADRACE_TRY(place_param(number, tile, bounce));
@@ -173,9 +177,11 @@ tiers::nvme::IoLane& ExecutorImpl::next_lane(const MemoryTile& tile) {
 
 Status ExecutorImpl::load_committed(std::int64_t update_count) {
   HEADRACE_ASSERT(store_ != nullptr, "a resumed run has a store");
+  Watchdog::Task task = watched("gives its last commit");
   std::vector<std::byte> bounce;
   std::uint64_t number = 0;
   for (const MemoryTile& tile : memory_tiles()) {
+    task.tick();
     if (const std::span<std::byte> memory = direct_memory(tile); !memory.empty()) {
       next_lane(tile).read(tile.key, memory, number++);
       continue;
@@ -242,6 +248,7 @@ Result<std::uint64_t> ExecutorImpl::write_memory_tiles(std::int64_t write_step) 
 Result<std::uint64_t> ExecutorImpl::commit(std::int64_t step, std::string run_state) {
   HEADRACE_ASSERT(store_ != nullptr, "a commit needs a store");
   HEADRACE_TRY(drain());
+  const Watchdog::Task task = watched(fmt::format("commits step {}", step));
   HEADRACE_TRY(store_->mark_dirty());
   HEADRACE_ASSIGN(const std::uint64_t bytes, write_memory_tiles(update_count_));
   tiers::nvme::CommitRecord record;

@@ -74,6 +74,44 @@ def check_refused(report, headrace, folder, name, damage, words=()):
         report.equal(f"{name}: `{command[0]}` finds it as well", told.code, harness.CORRUPT)
 
 
+def flip_payloads(headrace, run):
+    """The lowest bit of a number in each extent of the last commit; headers are left alone."""
+    inspected = must(headrace.run("inspect", run.dir, "--json")).json()
+    with open(inspected["files"][0], "r+b") as file:
+        for extent in inspected["extents"]:
+            place = extent["offset"] + extent["header_bytes"] + extent["payload_bytes"] // 8 * 4
+            file.seek(place)
+            byte = file.read(1)[0]
+            file.seek(place)
+            file.write(bytes([byte ^ 1]))
+
+
+def check_opt_out(report, headrace, folder):
+    """durability.verify_reads = false: steps do not look, everything else does."""
+    changes = {"tiers": {"place": "nvme"}, "run": {"steps": 4}}
+    run = Run(headrace, folder, "unchecked", changes)
+    must(run.train())
+    flip_payloads(headrace, run)
+    more = ["--set", "run.steps=6"]
+    stopped = run.train(*more)
+    problems = harness.error_problems(stopped, harness.CORRUPT)
+    report.check("by default a step finds a flipped bit", not problems, f"{problems}\n{stopped}")
+    verified = headrace.run("verify", run.dir)
+    report.equal("and `verify` does", verified.code, harness.CORRUPT)
+    target = folder / "unchecked-copy"
+    copied = headrace.run("store", "copy", data_file(run).parent, target)
+    report.equal("and `store copy`", copied.code, harness.CORRUPT)
+    trained = run.train(*more, "--set", "durability.verify_reads=false")
+    report.equal("unchecked, steps go on", trained.code, harness.OK)
+    told = "durability.verify_reads = false" in trained.err
+    report.check("a warning says what that means", told, trained)
+    inspected = must(headrace.run("inspect", run.dir))
+    told = "durability.verify_reads = false" in inspected.out
+    report.check("and `inspect` that the commit was made so", told, inspected)
+    # Writes are summed in any case: the store is whole again, with what the damage made of it.
+    must(headrace.run("verify", run.dir))
+
+
 def check_folder_without_write_permission(report, headrace, folder):
     """No folder is touched on the step path: who may write there no longer matters."""
     whole = Run(headrace, folder, "whole", {"tiers": {"place": "nvme"}})
@@ -99,6 +137,7 @@ def main():
     with harness.scratch(report, "damage") as folder:
         check_refused(report, headrace, folder, "flipped", flip_bits, ["offset", "unit"])
         check_refused(report, headrace, folder, "truncated", cut_off)
+        check_opt_out(report, headrace, folder)
         check_folder_without_write_permission(report, headrace, folder)
     report.finish()
 

@@ -90,6 +90,8 @@ class CudaQueue final : public Queue {
 
   [[nodiscard]] CUstream_st* stream() const { return stream_.get(); }
 
+  [[nodiscard]] std::optional<QueueWait> describe_wait() const override;
+
  protected:
   void push(const Operation& operation, Body body) override;
   void push_wait(const Event& event) override;
@@ -147,8 +149,9 @@ class CudaQueue final : public Queue {
   UniqueStream stream_;
   std::vector<Slot> ring_;
   std::condition_variable not_full_;
-  std::uint64_t head_ = 0;  // slots given back; under signals_.mutex
-  std::uint64_t tail_ = 0;  // slots put; under signals_.mutex
+  std::uint64_t head_ = 0;           // slots given back; under signals_.mutex
+  std::uint64_t tail_ = 0;           // slots put; under signals_.mutex
+  std::int64_t front_since_ns_ = 0;  // slot head_ is the oldest since; under signals_.mutex
   WaitCompletion completion_;
   bool wait_registered_ = false;
   bool wait_over_ = false;  // under signals_.mutex

@@ -4,7 +4,6 @@
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -379,18 +378,6 @@ INSTANTIATE_TEST_SUITE_P(All,
                                            Kind{"simulated", make_simulated_backend, true}),
                          [](const auto& kind) { return kind.param.name; });
 
-// In a process with limits of its own. What it returns is the exit code.
-int in_a_child(const std::function<int()>& body) {
-  const pid_t child = ::fork();
-  if (child == 0) {
-    ::_exit(body());
-  }
-  int status = 0;
-  EXPECT_EQ(::waitpid(child, &status, 0), child);
-  EXPECT_TRUE(WIFEXITED(status));
-  return WEXITSTATUS(status);
-}
-
 std::unique_ptr<DataFile> new_file(const TestFolder& folder) {
   const UniqueFd directory(::open(folder.path().c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC));
   auto file =
@@ -399,8 +386,6 @@ std::unique_ptr<DataFile> new_file(const TestFolder& folder) {
   return file ? std::move(*file) : nullptr;
 }
 
-constexpr uid_t kNobody = 65534;
-
 TEST(UringBackend, RegistersWhatTheLimitOfLockedMemoryAllowsAndWorks) {
   constexpr std::size_t kLimitBytes = std::size_t{8} << 20U;
   const TestFolder folder;
@@ -408,10 +393,10 @@ TEST(UringBackend, RegistersWhatTheLimitOfLockedMemoryAllowsAndWorks) {
   ASSERT_NE(file, nullptr);
   const PageBuffer memory = pages(8 * kLimitBytes);
   const std::array<std::span<std::byte>, 1> buffers = {memory.bytes()};
-  const int result = in_a_child([&] {
+  const int result = testing::in_a_child([&] {
     const rlimit limit{.rlim_cur = kLimitBytes, .rlim_max = kLimitBytes};
     // Not root: a process with CAP_IPC_LOCK has no limit.
-    if (::setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || (::getuid() == 0 && ::setuid(kNobody) != 0)) {
+    if (::setrlimit(RLIMIT_MEMLOCK, &limit) != 0 || !testing::become_an_ordinary_user()) {
       return 77;
     }
     const auto backend = make_uring_backend(*file, {.depth = 2, .buffers = buffers});
@@ -445,9 +430,8 @@ TEST(ThreadBackend, WhereNoThreadCanBeStartedItSaysWhatToDo) {
   const TestFolder folder;
   const auto file = new_file(folder);
   ASSERT_NE(file, nullptr);
-  const int result = in_a_child([&] {
-    const rlimit limit{.rlim_cur = 1, .rlim_max = 1};
-    if ((::getuid() == 0 && ::setuid(kNobody) != 0) || ::setrlimit(RLIMIT_NPROC, &limit) != 0) {
+  const int result = testing::in_a_child([&] {
+    if (!testing::may_start_no_threads()) {
       return 77;
     }
     const auto backend = make_thread_backend(*file, {.depth = 8});

@@ -79,7 +79,7 @@ class Engine final : public IoEngine {
 
   [[nodiscard]] std::size_t memory_bytes() const override;
   void cancel(Error reason) override;
-  [[nodiscard]] std::vector<IoWait> describe_waits() const override;
+  [[nodiscard]] std::vector<QueueWait> describe_waits() const override;
   bool turn() override;
 
  private:
@@ -281,10 +281,10 @@ void Engine::cancel(Error reason) {
   signals_.wake_engine();
 }
 
-std::vector<IoWait> Engine::describe_waits() const {
-  std::vector<IoWait> waits;
+std::vector<QueueWait> Engine::describe_waits() const {
+  std::vector<QueueWait> waits;
   for (const Lane& lane : lanes_) {
-    if (std::optional<IoWait> wait = lane.describe_wait()) {
+    if (std::optional<QueueWait> wait = lane.describe_wait()) {
       waits.push_back(std::move(*wait));
     }
   }
@@ -431,6 +431,7 @@ void Engine::begin_transfer(Lane& lane) {
        .payload = entry.memory,
        .write = write,
        .step = entry.step,
+       .sums = write || entry.check == ReadCheck::kHeaderAndSums,
        .chunk_bytes = options_.request_bytes_max});
   lane.transfer.begin_ns = TraceRecorder::now_ns();
   lane.progress.offset.store(lane.transfer.place().offset, std::memory_order_relaxed);

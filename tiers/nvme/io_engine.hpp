@@ -40,6 +40,10 @@ inline constexpr IoDeadline kWantedNow = 0;
 inline constexpr IoDeadline kDeadlineOfReads = IoDeadline{1} << 62U;   // where none is given
 inline constexpr IoDeadline kDeadlineOfWrites = IoDeadline{1} << 63U;  // where none is given
 
+// What a read checks before it is done. Without the sums a payload that was damaged is not noticed;
+// the header, which says what the extent is, is checked in any case.
+enum class ReadCheck : std::uint8_t { kHeaderAndSums, kHeaderOnly };
+
 struct EngineOptions {
   int lanes = 1;
   int io_depth = 8;                                       // requests in flight
@@ -64,7 +68,8 @@ class IoLane : public Queue {
   virtual void read(const ExtentKey& key,
                     std::span<std::byte> target,
                     std::uint64_t id,
-                    IoDeadline deadline) = 0;
+                    IoDeadline deadline,
+                    ReadCheck check) = 0;
   // The store must be ready for writes (with one slot a tile: Store::mark_dirty comes before).
   virtual void write(const ExtentKey& key,
                      std::span<const std::byte> source,
@@ -72,8 +77,11 @@ class IoLane : public Queue {
                      std::uint64_t id,
                      IoDeadline deadline) = 0;
 
-  void read(const ExtentKey& key, std::span<std::byte> target, std::uint64_t id) {
-    read(key, target, id, kDeadlineOfReads);
+  void read(const ExtentKey& key,
+            std::span<std::byte> target,
+            std::uint64_t id,
+            IoDeadline deadline = kDeadlineOfReads) {
+    read(key, target, id, deadline, ReadCheck::kHeaderAndSums);
   }
 
   void write(const ExtentKey& key,
@@ -88,12 +96,6 @@ struct IoTotals {
   std::uint64_t read_bytes = 0, write_bytes = 0;  // payload and headers, as moved by the device
   std::uint64_t resubmitted = 0;                  // requests that were cut short or refused once
   std::int64_t sum_ns = 0;                        // of a processor, spent on sums
-};
-
-// What a lane is at, for a watchdog.
-struct IoWait {
-  std::string what;  // "nvme.0: nvme read (#7) of unit 3, tile 0 (param) ...: 3 of 8 bytes moved"
-  std::int64_t since_ns = 0;  // of TraceRecorder::now_ns
 };
 
 class IoEngine {
@@ -120,7 +122,7 @@ class IoEngine {
   // has not begun with is given up, tickets finish.
   virtual void cancel(Error reason) = 0;
   // One entry for each lane that is not idle.
-  [[nodiscard]] virtual std::vector<IoWait> describe_waits() const = 0;
+  [[nodiscard]] virtual std::vector<QueueWait> describe_waits() const = 0;
   // driven_by_caller: does what can be done, and waits for one completion if requests are in
   // flight. False: there was nothing to do.
   virtual bool turn() = 0;

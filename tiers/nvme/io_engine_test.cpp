@@ -328,6 +328,37 @@ TEST_F(IoEngineTest, AFlippedBitRaisesTheFaultAsCorruptAndNamesTheExtent) {
   }
 }
 
+TEST_F(IoEngineTest, AReadWithoutSumsPassesADamagedPayloadAndNoDamagedHeader) {
+  testing::write_all_extents(*store_, 1);
+  for (const ExtentKey& key : all_extents(*store_)) {
+    const ExtentPlace place = store_->read_place(key);
+    const PageBuffer memory = pages(place.payload_bytes);
+    std::vector<std::byte> wanted(place.payload_bytes);
+    testing::fill(wanted, key, 1);
+    const std::uint64_t damaged = place.payload_bytes / 2;
+    testing::flip_bit(store_->data_path(), place.offset + place.header_bytes + damaged);
+    {
+      Runtime runtime;
+      const auto engine = make_engine(runtime, *store_);
+      engine->lane(0).read(key, memory.bytes(), 0, kWantedNow, ReadCheck::kHeaderOnly);
+      HEADRACE_EXPECT_OK(engine->lane(0).drain());
+    }
+    EXPECT_NE(memory.bytes()[damaged], wanted[damaged]) << "as it lies on the drive";
+    wanted[damaged] = memory.bytes()[damaged];
+    EXPECT_EQ(std::memcmp(memory.bytes().data(), wanted.data(), wanted.size()), 0);
+    EXPECT_EQ(read_error(key).code, ExitCode::kCorrupt) << "a read that checks its sums finds it";
+    testing::flip_bit(store_->data_path(), place.offset);
+    {
+      Runtime runtime;
+      const auto engine = make_engine(runtime, *store_);
+      engine->lane(0).read(key, memory.bytes(), 0, kWantedNow, ReadCheck::kHeaderOnly);
+      const Status status = engine->lane(0).drain();
+      ASSERT_FALSE(status.has_value());
+      EXPECT_EQ(status.error().code, ExitCode::kCorrupt);
+    }
+  }
+}
+
 TEST_F(IoEngineTest, AReadOfWhatWasNeverWrittenIsCorrupt) {
   EXPECT_EQ(read_error(kLargeState).code, ExitCode::kCorrupt);
 }

@@ -87,7 +87,8 @@ MemorySpan Lane::storage(const ExtentKey& key) const {
 void Lane::read(const ExtentKey& key,
                 std::span<std::byte> target,
                 std::uint64_t id,
-                IoDeadline deadline) {
+                IoDeadline deadline,
+                ReadCheck check) {
   check_memory(key, target.data(), target.size());
   const std::array reads = {storage(key)};
   const std::array writes = {MemorySpan(target.data(), target.size())};
@@ -101,6 +102,7 @@ void Lane::read(const ExtentKey& key,
     entry.key = key;
     entry.memory = target.data();
     entry.bytes = target.size();
+    entry.check = check;
   });
 }
 
@@ -201,20 +203,23 @@ bool Lane::wait_over() {
   return std::exchange(wait_over_, false);
 }
 
-std::optional<IoWait> Lane::describe_wait() const {
+std::optional<QueueWait> Lane::describe_wait() const {
   const std::scoped_lock lock(signals_.mutex);
   if (head_ == tail_) {
     return std::nullopt;
   }
   const LaneEntry& entry = ring_[head_ % ring_.size()];
-  IoWait wait{.what = name() + ": ", .since_ns = current_begin_ns_};
+  QueueWait wait{
+      .kind = QueueWait::Kind::kTransfers, .what = name() + ": ", .since_ns = current_begin_ns_};
   if (!taken_) {
     wait.what += fmt::format("{} (#{}) was submitted", entry.name, entry.id);
     wait.since_ns = TraceRecorder::now_ns();
   } else if (entry.kind == LaneEntry::Kind::kWait) {
+    wait.kind = QueueWait::Kind::kWaits;
     wait.what +=
         fmt::format("waits for ticket {} of {}", entry.event.ticket(), entry.event.queue()->name());
   } else if (entry.kind == LaneEntry::Kind::kBody) {
+    wait.kind = QueueWait::Kind::kRuns;
     wait.what += fmt::format("runs {} (#{})", entry.name, entry.id);
   } else {
     wait.what += fmt::format(

@@ -45,7 +45,8 @@ struct LaneEntry {
   ExtentKey key;                         // kRead, kWrite
   std::byte* memory = nullptr;
   std::size_t bytes = 0;
-  std::int64_t step = 0;  // kWrite
+  std::int64_t step = 0;                        // kWrite
+  ReadCheck check = ReadCheck::kHeaderAndSums;  // kRead
 };
 
 class Lane final : public IoLane {
@@ -68,15 +69,16 @@ class Lane final : public IoLane {
   void read(const ExtentKey& key,
             std::span<std::byte> target,
             std::uint64_t id,
-            IoDeadline deadline) override;
+            IoDeadline deadline,
+            ReadCheck check) override;
   void write(const ExtentKey& key,
              std::span<const std::byte> source,
              std::int64_t step,
              std::uint64_t id,
              IoDeadline deadline) override;
 
-  // Any thread.
-  [[nodiscard]] std::optional<IoWait> describe_wait() const;
+  // "nvme.0: nvme read (#7) of unit 3, tile 0 (param) at offset ... of '...': 3 of 8 bytes moved".
+  [[nodiscard]] std::optional<QueueWait> describe_wait() const override;
 
   // Engine's thread from here on.
   // Makes the oldest entry `current`, if there is one. It keeps its place until finish_current().

@@ -374,7 +374,7 @@ TEST_F(IoSchedule, WhatIsUnderWayIsDescribed) {
   engine_->lane(2).wait(holder.record());
   EXPECT_TRUE(engine_->turn());
   EXPECT_TRUE(engine_->turn());
-  const std::vector<IoWait> waits = engine_->describe_waits();
+  const std::vector<QueueWait> waits = engine_->describe_waits();
   ASSERT_EQ(waits.size(), 2U);
   expect_contains(waits[0].what, "nvme.0: nvme read (#7) of unit 0, tile 0 (param) at offset");
   expect_contains(waits[0].what, "/disk/data");

@@ -19,7 +19,7 @@ void Transfer::begin(const Store& store, const Start& start) {
   start_ = start;
   const std::uint64_t bytes = start.place.payload_bytes;
   chunks_ = (bytes + start.chunk_bytes - 1) / start.chunk_bytes;
-  blocks_ = format::sum_count(bytes);
+  blocks_ = start.sums ? format::sum_count(bytes) : 0;
   turns_ = moved_bytes_ = header_moved_ = sums_ = ready_count_ = 0;
   header_checked_ = false;
   in_flight = 0;
@@ -75,7 +75,7 @@ void Transfer::moved(std::uint64_t begin, std::uint64_t end) {
   if (begin < header_bytes) {
     header_moved_ += std::min(end, header_bytes) - begin;
   }
-  if (start_.write || end <= header_bytes) {
+  if (start_.write || !start_.sums || end <= header_bytes) {
     return;
   }
   std::uint64_t at = std::max(begin, header_bytes) - header_bytes;
@@ -101,7 +101,7 @@ bool Transfer::sums_pending() const {
   if (start_.write) {
     return sums_ < blocks_;
   }
-  return header_moved_ == start_.place.header_bytes && sums_ < ready_count_;
+  return header_moved_ == start_.place.header_bytes && (!header_checked_ || sums_ < ready_count_);
 }
 
 Status Transfer::sum_some(const Store& store) {

@@ -33,6 +33,7 @@ class Transfer {
     std::byte* payload = nullptr;  // a write only reads from it
     bool write = false;
     std::int64_t step = 0;  // of a write
+    bool sums = true;       // of a read: whether they are checked
     std::uint64_t chunk_bytes = 0;
   };
 
@@ -58,7 +59,9 @@ class Transfer {
   // Sums or checks a few sub-blocks, about 256 KiB.
   [[nodiscard]] Status sum_some(const Store& store);
 
-  [[nodiscard]] bool complete() const { return moved_bytes_ == total_bytes() && sums_ == blocks_; }
+  [[nodiscard]] bool complete() const {
+    return moved_bytes_ == total_bytes() && sums_ == blocks_ && (start_.write || header_checked_);
+  }
 
   [[nodiscard]] const ExtentPlace& place() const { return start_.place; }
 
@@ -93,7 +96,7 @@ class Transfer {
   std::uint64_t turns_ = 0;  // chunks handed over
   std::uint64_t moved_bytes_ = 0;
   std::uint64_t header_moved_ = 0;
-  std::uint64_t blocks_ = 0;
+  std::uint64_t blocks_ = 0;            // to be summed
   std::uint64_t sums_ = 0;              // made or checked
   bool header_checked_ = false;         // of a read
   std::vector<std::uint32_t> arrived_;  // of a read: bytes of each sub-block

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <system_error>
 #include <thread>
 #include <utility>
 
@@ -158,12 +159,19 @@ Status for_each_file(const std::vector<BlockFile*>& files,
   std::vector<Status> results(files.size());
   {
     std::vector<std::jthread> threads;
+    threads.reserve(files.size());
     for (std::size_t i = 0; i < files.size(); ++i) {
       // A simulated medium shares its clock and its dice between files: one after the other.
-      if (files.size() == 1 || files[i]->fd() < 0) {
+      bool here = files.size() == 1 || files[i]->fd() < 0;
+      if (!here) {
+        try {
+          threads.emplace_back([&, i] { results[i] = call(*files[i]); });
+        } catch (const std::system_error&) {
+          here = true;  // no thread to be had: slower, and as good
+        }
+      }
+      if (here) {
         results[i] = call(*files[i]);
-      } else {
-        threads.emplace_back([&, i] { results[i] = call(*files[i]); });
       }
     }
   }

@@ -98,8 +98,8 @@ static_assert(kScratchBytes % kSumBlockBytes == 0);
                                   std::uint64_t offset,
                                   std::span<const std::byte> bytes);
 
-// Calls it for each file, side by side where there are several files of the system; the first
-// error. What is called has files of its own.
+// Calls it for each file, side by side where there are several files of the system and threads to
+// be had; the first error. What is called has files of its own.
 [[nodiscard]] Status for_each_file(const std::vector<BlockFile*>& files,
                                    const std::function<Status(BlockFile&)>& call);
 

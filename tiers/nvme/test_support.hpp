@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <csignal>
@@ -12,6 +13,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <memory>
 #include <random>
 #include <string>
@@ -54,6 +56,29 @@ class TestFolder {
  private:
   std::string path_;
 };
+
+// In a process with limits of its own. What it returns is the exit code.
+inline int in_a_child(const std::function<int()>& body) {
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::_exit(body());
+  }
+  int status = 0;
+  EXPECT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_TRUE(WIFEXITED(status));
+  return WEXITSTATUS(status);
+}
+
+// For a child: root has no limits of processes and locked memory.
+inline bool become_an_ordinary_user() {
+  constexpr uid_t kNobody = 65534;
+  return ::getuid() != 0 || ::setuid(kNobody) == 0;
+}
+
+inline bool may_start_no_threads() {
+  const rlimit limit{.rlim_cur = 1, .rlim_max = 1};
+  return become_an_ordinary_user() && ::setrlimit(RLIMIT_NPROC, &limit) == 0;
+}
 
 #define HEADRACE_EXPECT_OK(expression)                                           \
   do {                                                                           \
