@@ -6,51 +6,93 @@
 
 #include "core/assert.hpp"
 #include "optim_cpu/adamw.hpp"
+#include "optim_cpu/adamw_q8.hpp"
+#include "optim_cpu/q8.hpp"
 #include "optim_cpu/reference.hpp"
 
 namespace headrace::optim {
 
 namespace {
 
-constexpr std::array kAdamWFp32Planes = {StatePlane{.name = "m", .element_bytes = 4},
-                                         StatePlane{.name = "v", .element_bytes = 4}};
+constexpr std::array kFp32Planes = {StatePlane{.name = "m", .record_bytes = 4},
+                                    StatePlane{.name = "v", .record_bytes = 4}};
+constexpr std::array kFp32SplitPlanes = {StatePlane{.name = "m", .record_bytes = 4},
+                                         StatePlane{.name = "v", .record_bytes = 4},
+                                         StatePlane{.name = "low", .record_bytes = 2}};
+constexpr std::array kBf16Planes = {StatePlane{.name = "m", .record_bytes = 2},
+                                    StatePlane{.name = "v", .record_bytes = 2}};
+constexpr std::array kBf16SplitPlanes = {StatePlane{.name = "m", .record_bytes = 2},
+                                         StatePlane{.name = "v", .record_bytes = 2},
+                                         StatePlane{.name = "low", .record_bytes = 2}};
+constexpr std::array kQ8Planes = {StatePlane{
+    .name = "groups", .record_bytes = sizeof(Q8Record), .record_elements = kQ8GroupElements}};
 
 constexpr std::array kOptimizers = {
     Optimizer{.name = "adamw",
               .state = "fp32",
-              .planes = kAdamWFp32Planes,
-              .param_element_bytes = 4,
-              .update_blocks = adamw_update_blocks,
-              .reference_blocks = adamw_reference_blocks},
+              .planes = kFp32Planes,
+              .param_dtype = Dtype::kF32,
+              .update_blocks = adamw_update_blocks<Dtype::kF32, Dtype::kF32>,
+              .reference_blocks = adamw_reference_blocks<Dtype::kF32, Dtype::kF32>},
+    Optimizer{.name = "adamw",
+              .state = "fp32",
+              .planes = kFp32SplitPlanes,
+              .param_dtype = Dtype::kBf16,
+              .update_blocks = adamw_update_blocks<Dtype::kBf16, Dtype::kF32>,
+              .reference_blocks = adamw_reference_blocks<Dtype::kBf16, Dtype::kF32>},
+    Optimizer{.name = "adamw",
+              .state = "bf16",
+              .planes = kBf16Planes,
+              .param_dtype = Dtype::kF32,
+              .update_blocks = adamw_update_blocks<Dtype::kF32, Dtype::kBf16>,
+              .reference_blocks = adamw_reference_blocks<Dtype::kF32, Dtype::kBf16>},
+    Optimizer{.name = "adamw",
+              .state = "bf16",
+              .planes = kBf16SplitPlanes,
+              .param_dtype = Dtype::kBf16,
+              .update_blocks = adamw_update_blocks<Dtype::kBf16, Dtype::kBf16>,
+              .reference_blocks = adamw_reference_blocks<Dtype::kBf16, Dtype::kBf16>},
+    Optimizer{.name = "adamw",
+              .state = "q8",
+              .planes = kQ8Planes,
+              .param_dtype = Dtype::kBf16,
+              .group_elements = kQ8GroupElements,
+              .update_blocks = adamw_q8_update_blocks,
+              .reference_blocks = adamw_q8_reference_blocks},
 };
 
-void check(const TileUpdate& tile) {
+void check(const Optimizer& optimizer, const TileUpdate& tile) {
   std::int64_t end = 0;
   for (const TileSegment& segment : tile.segments) {
     HEADRACE_ASSERT(segment.elements >= 0 && segment.offset_elements >= end,
                     "segments ascend and do not overlap");
     end = segment.offset_elements + segment.elements;
     HEADRACE_ASSERT(end <= tile.tile_elements, "segments lie within their tile");
+    HEADRACE_ASSERT(segment.offset_elements % optimizer.group_elements == 0 &&
+                        segment.tensor_begin % optimizer.group_elements == 0,
+                    "segments start where a group does");
   }
 }
 
 }  // namespace
 
-std::int64_t Optimizer::state_element_bytes() const {
-  std::int64_t bytes = 0;
+std::int64_t Optimizer::state_bytes(std::int64_t tile_elements) const {
+  std::int64_t sum = 0;
   for (const StatePlane& plane : planes) {
-    bytes += plane.element_bytes;
+    sum += plane.bytes(tile_elements);
   }
-  return bytes;
+  return sum;
 }
 
 std::span<const Optimizer> optimizers() {
   return kOptimizers;
 }
 
-const Optimizer* find_optimizer(std::string_view name, std::string_view state) {
+const Optimizer* find_optimizer(std::string_view name, std::string_view state, Dtype compute) {
   for (const Optimizer& optimizer : kOptimizers) {
-    if (optimizer.name == name && optimizer.state == state) {
+    const bool either = optimizer.group_elements > 1;  // such formats decode their weights
+    if (optimizer.name == name && optimizer.state == state &&
+        (either || optimizer.param_dtype == compute)) {
       return &optimizer;
     }
   }
@@ -61,7 +103,7 @@ void update_tile(const Optimizer& optimizer,
                  const TileUpdate& tile,
                  std::span<UpdateStats> block_stats,
                  Threads& threads) {
-  check(tile);
+  check(optimizer, tile);
   const std::int64_t blocks = count_blocks(tile.segments);
   HEADRACE_ASSERT(static_cast<std::int64_t>(block_stats.size()) == blocks,
                   "one entry for each block");

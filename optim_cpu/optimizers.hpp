@@ -10,22 +10,32 @@
 #include <span>
 #include <string_view>
 
+#include "core/dtype.hpp"
 #include "optim_cpu/threads.hpp"
 #include "optim_cpu/update.hpp"
 
 namespace headrace::optim {
 
-// One plane of a state extent: `tile elements` values. Planes follow each other in table order.
+// One plane of a state extent: records of `record_bytes`, each for `record_elements` elements of
+// the tile (one, but for formats that keep groups). Planes follow each other in table order.
 struct StatePlane {
   std::string_view name;
-  std::int64_t element_bytes = 0;
+  std::int64_t record_bytes = 0;
+  std::int64_t record_elements = 1;
+
+  [[nodiscard]] constexpr std::int64_t bytes(std::int64_t tile_elements) const {
+    const std::int64_t records = tile_elements / record_elements;
+    return (records + (tile_elements % record_elements != 0 ? 1 : 0)) * record_bytes;
+  }
 };
 
 struct Optimizer {
   std::string_view name;   // "adamw"
-  std::string_view state;  // "fp32": run.toml's optim.state
+  std::string_view state;  // "fp32", "bf16" or "q8": run.toml's optim.state
   std::span<const StatePlane> planes;
-  std::int64_t param_element_bytes = 0;  // of the param extent
+  Dtype param_dtype =
+      Dtype::kF32;  // of the param extent; for "q8" kBf16 whatever the device computes
+  std::int64_t group_elements = 1;  // segments start at multiples of it
   // Updates the blocks of a range and sets stats[i - range.begin] of each; on the calling thread.
   void (*update_blocks)(const TileUpdate& tile,
                         BlockRange range,
@@ -35,16 +45,20 @@ struct Optimizer {
                            BlockRange range,
                            std::span<UpdateStats> stats) = nullptr;
 
-  // Of optimizer state alone, without the parameter.
-  [[nodiscard]] std::int64_t state_element_bytes() const;
-
-  [[nodiscard]] std::int64_t state_bytes(std::int64_t tile_elements) const {
-    return tile_elements * state_element_bytes();
+  [[nodiscard]] std::int64_t param_element_bytes() const {
+    return static_cast<std::int64_t>(dtype_bytes(param_dtype));
   }
+
+  // Of a tile's state extent: what is kept besides the param extent.
+  [[nodiscard]] std::int64_t state_bytes(std::int64_t tile_elements) const;
 };
 
 [[nodiscard]] std::span<const Optimizer> optimizers();
-[[nodiscard]] const Optimizer* find_optimizer(std::string_view name, std::string_view state);
+
+// `compute` is the dtype that the device computes with, kF32 or kBf16.
+[[nodiscard]] const Optimizer* find_optimizer(std::string_view name,
+                                              std::string_view state,
+                                              Dtype compute = Dtype::kF32);
 
 // Updates a tile in place. block_stats has count_blocks(tile.segments) entries, one for each block
 // of each segment, in order; added in order over a tensor's segments they do not depend on tiling.

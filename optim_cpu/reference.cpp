@@ -3,23 +3,33 @@
 
 #include "optim_cpu/reference.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 
 #include "core/assert.hpp"
 #include "core/dtype.hpp"
 #include "optim_cpu/blocks.hpp"
 #include "optim_cpu/lanes.hpp"
+#include "optim_cpu/q8.hpp"
+#include "optim_cpu/rounding.hpp"
+#include "optim_cpu/weights.hpp"
 
 namespace headrace::optim {
 
 namespace {
 
-float gradient_at(const AdamWSpan& span, std::int64_t i) {
-  if (span.gradient_dtype == Dtype::kBf16) {
-    return float_from_bf16(static_cast<const std::uint16_t*>(span.gradient)[i]);
+float gradient_value(const void* gradient, Dtype dtype, std::int64_t i) {
+  if (dtype == Dtype::kBf16) {
+    return float_from_bf16(static_cast<const std::uint16_t*>(gradient)[i]);
   }
-  return static_cast<const float*>(span.gradient)[i];
+  return static_cast<const float*>(gradient)[i];
+}
+
+float gradient_at(const AdamWSpan& span, std::int64_t i) {
+  return gradient_value(span.gradient, span.gradient_dtype, i);
 }
 
 void add_square(SquareLanes& lanes, std::int64_t i, float value) {
@@ -27,36 +37,191 @@ void add_square(SquareLanes& lanes, std::int64_t i, float value) {
   lanes[i % kGroupElements] += wide * wide;
 }
 
+// One element; `p`, `m` and `v` become the new ones. Returns the change.
+struct Element {
+  float p, m, v;
+};
+
+float update_element(const AdamWConstants& c, float gradient, Element& e) {
+  const float g = c.scale * gradient;
+  e.m = (c.beta1 * e.m) + (c.one_minus_beta1 * g);
+  e.v = (c.beta2 * e.v) + ((c.one_minus_beta2 * g) * g);
+  const float decayed = c.decay * e.p;
+  const float d = (std::sqrt(e.v) / c.sqrt_correction2) + c.eps;
+  const float u = (c.step * e.m) / d;
+  e.p = decayed - u;
+  return u;
+}
+
+Element load(const AdamWSpan& span, std::int64_t i) {
+  const bool bf16 = span.bf16_m != nullptr;
+  return {.p = span.weight(i),
+          .m = bf16 ? float_from_bf16(span.bf16_m[i]) : span.m[i],
+          .v = bf16 ? float_from_bf16(span.bf16_v[i]) : span.v[i]};
+}
+
+void store(const AdamWSpan& span, std::int64_t i, const Element& e) {
+  if (span.bf16_m != nullptr) {
+    const std::int64_t element = span.tensor_begin + i;
+    const RoundingBits bits = rounding_bits(rounding_key(span.origin, element), element);
+    span.bf16_m[i] = bf16_stochastic(e.m, bits.first);
+    span.bf16_v[i] = bf16_stochastic(e.v, bits.second);
+  } else {
+    span.m[i] = e.m;
+    span.v[i] = e.v;
+  }
+  if (span.high != nullptr) {
+    const SplitWeight split = split_weight(e.p);
+    span.high[i] = split.high;
+    span.low[i] = split.low;
+  } else {
+    span.param[i] = e.p;
+  }
+}
+
+// The sum of squares of a change, in the order of adamw.hpp.
+class ChangeSum {
+ public:
+  // `lane` 0..15.
+  void add(std::int64_t lane, float square) { floats_[static_cast<std::size_t>(lane)] += square; }
+
+  // Ends a run of elements that are added in float.
+  void flush() {
+    for (std::size_t lane = 0; lane < floats_.size(); ++lane) {
+      lanes_[lane] += static_cast<double>(floats_[lane]);
+    }
+    floats_ = {};
+  }
+
+  [[nodiscard]] double total() {
+    flush();
+    return combine_lanes(lanes_);
+  }
+
+ private:
+  std::array<float, kGroupElements> floats_ = {};
+  SquareLanes lanes_ = {};
+};
+
 }  // namespace
 
 UpdateStats adamw_reference(const AdamWSpan& span, const AdamWConstants& c) {
-  SquareLanes lanes = {};
+  ChangeSum sum;
   for (std::int64_t i = 0; i < span.elements; ++i) {
-    const float g = c.scale * gradient_at(span, i);
-    const float m = (c.beta1 * span.m[i]) + (c.one_minus_beta1 * g);
-    const float v = (c.beta2 * span.v[i]) + ((c.one_minus_beta2 * g) * g);
-    const float decayed = c.decay * span.param[i];
-    const float d = (std::sqrt(v) / c.sqrt_correction2) + c.eps;
-    const float u = (c.step * m) / d;
-    span.m[i] = m;
-    span.v[i] = v;
-    span.param[i] = decayed - u;
-    add_square(lanes, i, u);
+    const bool tail = i >= span.elements - span.elements % kGroupElements;
+    if (i % kChangeSumElements == 0 || (tail && i % kGroupElements == 0)) {
+      sum.flush();
+    }
+    Element e = load(span, i);
+    const float u = update_element(c, gradient_at(span, i), e);
+    sum.add(i % kGroupElements, u * u);
+    store(span, i, e);
   }
   const NonFinite found =
-      find_non_finite(span.elements, [&span](std::int64_t i) { return span.param[i]; });
-  return {.sum_squares = combine_lanes(lanes),
-          .non_finite_count = found.count,
-          .first_non_finite = found.first};
+      find_non_finite(span.elements, [&span](std::int64_t i) { return span.weight(i); });
+  return {
+      .sum_squares = sum.total(), .non_finite_count = found.count, .first_non_finite = found.first};
 }
 
+template <Dtype kWeight, Dtype kMoment>
 void adamw_reference_blocks(const TileUpdate& tile,
                             BlockRange range,
                             std::span<UpdateStats> stats) {
   for_each_block(tile.segments, range, [&](const SegmentBlock& block) {
     const ElementRange elements{.begin = block.begin, .elements = block.elements};
     stats[static_cast<std::size_t>(block.index - range.begin)] = adamw_reference(
-        adamw_span(tile, *block.segment, elements), adamw_constants(block.segment->scalars));
+        adamw_span({.weight = kWeight, .moment = kMoment}, tile, *block.segment, elements),
+        adamw_constants(block.segment->scalars));
+  });
+}
+
+#define HEADRACE_INSTANTIATE(weight, moment)            \
+  template void adamw_reference_blocks<weight, moment>( \
+      const TileUpdate& tile, BlockRange range, std::span<UpdateStats> stats)
+HEADRACE_INSTANTIATE(Dtype::kF32, Dtype::kF32);
+HEADRACE_INSTANTIATE(Dtype::kF32, Dtype::kBf16);
+HEADRACE_INSTANTIATE(Dtype::kBf16, Dtype::kF32);
+HEADRACE_INSTANTIATE(Dtype::kBf16, Dtype::kBf16);
+#undef HEADRACE_INSTANTIATE
+
+namespace {
+
+// One group: its record and up to 32 elements from `begin` of the span on.
+void q8_reference_group(const Q8Span& span,
+                        std::int64_t begin,
+                        const AdamWConstants& c,
+                        ChangeSum& sum) {
+  const std::int64_t elements = std::min(kQ8GroupElements, span.elements - begin);
+  std::byte* bytes =
+      span.records + static_cast<std::size_t>(begin / kQ8GroupElements) * sizeof(Q8Record);
+  Q8Record record;
+  std::memcpy(&record, bytes, sizeof(record));
+  const float m_scale = record.m_scale;
+  const float v_scale = record.v_scale;
+  record.m_scale = 0.0F;
+  record.v_scale = 0.0F;
+  std::array<Element, kQ8GroupElements> updated = {};
+  std::array<float, kQ8GroupElements> changes = {};
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    Element e{.p = join_weight(ShortSplitWeight{.high = span.high[begin + i],
+                                                .correction = record.correction[at]}),
+              .m = q8_decode_m(record.m[at], m_scale),
+              .v = q8_decode_v(record.v[at], v_scale)};
+    changes[at] =
+        update_element(c, gradient_value(span.gradient, span.gradient_dtype, begin + i), e);
+    record.m_scale = std::max(record.m_scale, std::fabs(e.m));
+    record.v_scale = std::max(record.v_scale, std::sqrt(e.v));
+    updated[at] = e;
+  }
+  for (std::size_t at = 0; at < changes.size(); at += 2) {
+    sum.add(static_cast<std::int64_t>(at / 2),
+            (changes[at] * changes[at]) + (changes[at + 1] * changes[at + 1]));
+  }
+  const std::int64_t first_element = span.tensor_begin + begin;
+  const RoundingKey key = rounding_key(span.origin, first_element);
+  for (std::int64_t i = 0; i < elements; ++i) {
+    const auto at = static_cast<std::size_t>(i);
+    const RoundingBits bits = rounding_bits(key, first_element + i);
+    const ShortSplitWeight weight =
+        split_weight_short(updated[at].p, static_cast<std::uint8_t>(bits.second >> 8U));
+    span.high[begin + i] = weight.high;
+    record.correction[at] = weight.correction;
+    record.m[at] =
+        q8_encode_m(updated[at].m, record.m_scale, static_cast<std::uint8_t>(bits.first >> 8U));
+    record.v[at] = q8_encode_root(
+        std::sqrt(updated[at].v), record.v_scale, static_cast<std::uint8_t>(bits.first));
+    if (span.decoded != nullptr) {
+      span.decoded[begin + i] = join_weight(weight);
+    }
+  }
+  std::memcpy(bytes, &record, sizeof(record));
+}
+
+}  // namespace
+
+UpdateStats adamw_q8_reference(const Q8Span& span, const AdamWConstants& c) {
+  ChangeSum sum;
+  for (std::int64_t begin = 0; begin < span.elements; begin += kQ8GroupElements) {
+    const bool tail = span.elements - begin < kQ8GroupElements;
+    if (begin % kQ8ChunkElements == 0 || tail) {
+      sum.flush();
+    }
+    q8_reference_group(span, begin, c, sum);
+  }
+  const NonFinite found = find_non_finite(
+      span.elements, [&span](std::int64_t i) { return float_from_bf16(span.high[i]); });
+  return {
+      .sum_squares = sum.total(), .non_finite_count = found.count, .first_non_finite = found.first};
+}
+
+void adamw_q8_reference_blocks(const TileUpdate& tile,
+                               BlockRange range,
+                               std::span<UpdateStats> stats) {
+  for_each_block(tile.segments, range, [&](const SegmentBlock& block) {
+    const ElementRange elements{.begin = block.begin, .elements = block.elements};
+    stats[static_cast<std::size_t>(block.index - range.begin)] = adamw_q8_reference(
+        q8_span(tile, *block.segment, elements), adamw_constants(block.segment->scalars));
   });
 }
 

@@ -6,13 +6,20 @@
 #pragma once
 
 #include "optim_cpu/adamw.hpp"
+#include "optim_cpu/adamw_q8.hpp"
 #include "optim_cpu/gradient.hpp"
 #include "optim_cpu/update.hpp"
 
 namespace headrace::optim {
 
 UpdateStats adamw_reference(const AdamWSpan& span, const AdamWConstants& constants);
+template <Dtype kWeight, Dtype kMoment>
 void adamw_reference_blocks(const TileUpdate& tile, BlockRange range, std::span<UpdateStats> stats);
+
+UpdateStats adamw_q8_reference(const Q8Span& span, const AdamWConstants& constants);
+void adamw_q8_reference_blocks(const TileUpdate& tile,
+                               BlockRange range,
+                               std::span<UpdateStats> stats);
 
 [[nodiscard]] BlockSum collect_block_reference(const GradientSpan& span);
 

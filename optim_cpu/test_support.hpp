@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <bit>
 #include <cfenv>
 #include <cmath>
@@ -52,7 +53,7 @@ template <class T>
 class OffsetBuffer {
  public:
   OffsetBuffer(std::int64_t elements, std::size_t offset_bytes)
-      : elements_(static_cast<std::size_t>(elements)),
+      : elements_(static_cast<std::size_t>(std::max<std::int64_t>(elements, 0))),
         bytes_(2 * kGuardBytes + 64 + elements_ * sizeof(T), std::byte{kGuard}) {
     const auto address = reinterpret_cast<std::uintptr_t>(bytes_.data()) + kGuardBytes;
     begin_ = kGuardBytes + (64 - address % 64) % 64 + offset_bytes % 64;

@@ -5,6 +5,7 @@
 #include <sys/mman.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 #include <random>
@@ -12,6 +13,7 @@
 #include <vector>
 
 #include "optim_cpu/optimizers.hpp"
+#include "optim_cpu/q8.hpp"
 #include "optim_cpu/targets.hpp"
 #include "optim_cpu/test_support.hpp"
 
@@ -58,11 +60,19 @@ class TileTest : public testing::TestWithParam<const Optimizer*> {
       bf16_gradients_.push_back(to_bf16(gradients_.back()));
     }
     const std::vector<float> weights = mixed_floats(random, kUnitElements, -4, 1);
-    param_.resize(static_cast<std::size_t>(kUnitElements * optimizer().param_element_bytes));
-    std::memcpy(param_.data(), weights.data(), param_.size());
+    param_ = param_bytes(weights);
   }
 
   [[nodiscard]] static const Optimizer& optimizer() { return *GetParam(); }
+
+  // Weights as a param extent holds them.
+  [[nodiscard]] static std::vector<std::byte> param_bytes(const std::vector<float>& weights) {
+    const std::vector<std::uint16_t> rounded = to_bf16(weights);
+    const bool bf16 = optimizer().param_dtype == Dtype::kBf16;
+    const auto* from = bf16 ? reinterpret_cast<const std::byte*>(rounded.data())
+                            : reinterpret_cast<const std::byte*>(weights.data());
+    return {from, from + weights.size() * dtype_bytes(optimizer().param_dtype)};
+  }
 
   // The segments of elements [tile.begin, tile.end) of the unit.
   [[nodiscard]] std::vector<TileSegment> segments(TileCase tile) const {
@@ -82,7 +92,9 @@ class TileTest : public testing::TestWithParam<const Optimizer*> {
            .gradient = bf16 ? static_cast<const void*>(bf16_gradients_[i].data() + skipped)
                             : static_cast<const void*>(gradients_[i].data() + skipped),
            .gradient_dtype = tensor.gradient_dtype,
-           .scalars = tensor.scalars});
+           .scalars = tensor.scalars,
+           .tensor = static_cast<std::uint32_t>(i),
+           .tensor_begin = begin - tensor.offset});
     }
     return result;
   }
@@ -97,7 +109,7 @@ class TileTest : public testing::TestWithParam<const Optimizer*> {
   [[nodiscard]] Unit fresh_unit() const {
     Unit unit{.param = param_, .planes = {}, .stats = {}};
     for (const StatePlane& plane : optimizer().planes) {
-      unit.planes.emplace_back(static_cast<std::size_t>(kUnitElements * plane.element_bytes));
+      unit.planes.emplace_back(static_cast<std::size_t>(plane.bytes(kUnitElements)));
     }
     return unit;
   }
@@ -120,7 +132,7 @@ class TileTest : public testing::TestWithParam<const Optimizer*> {
     });
     const std::vector<TileSegment> tile_segments = segments(tile);
     const TileUpdate update{
-        .param = unit.param.data() + tile.begin * optimizer().param_element_bytes,
+        .param = unit.param.data() + tile.begin * optimizer().param_element_bytes(),
         .state = state.data(),
         .tile_elements = elements,
         .segments = tile_segments};
@@ -138,13 +150,47 @@ class TileTest : public testing::TestWithParam<const Optimizer*> {
     });
   }
 
+  // The bytes of element i are the same in both. Of a record these are its codes: what the group
+  // shares changes with the group's other elements.
+  [[nodiscard]] static bool same_element(const Unit& left, const Unit& right, std::int64_t i) {
+    const auto same = [](const std::byte* a, const std::byte* b, std::int64_t bytes) {
+      return std::memcmp(a, b, static_cast<std::size_t>(bytes)) == 0;
+    };
+    const std::int64_t param_bytes = optimizer().param_element_bytes();
+    if (!same(left.param.data() + i * param_bytes,
+              right.param.data() + i * param_bytes,
+              param_bytes)) {
+      return false;
+    }
+    for (std::size_t p = 0; p < left.planes.size(); ++p) {
+      const StatePlane& plane = optimizer().planes[p];
+      const std::int64_t record = i / plane.record_elements * plane.record_bytes;
+      if (plane.record_elements == 1) {
+        if (!same(left.planes[p].data() + record,
+                  right.planes[p].data() + record,
+                  plane.record_bytes)) {
+          return false;
+        }
+        continue;
+      }
+      for (const std::size_t codes :
+           {offsetof(Q8Record, m), offsetof(Q8Record, v), offsetof(Q8Record, correction)}) {
+        const std::int64_t at = record + static_cast<std::int64_t>(codes) + i % kQ8GroupElements;
+        if (!same(left.planes[p].data() + at, right.planes[p].data() + at, 1)) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
   template <class Copy>
   void copy_planes(Unit& unit, TileCase tile, const Copy& copy) const {
     std::size_t at = 0;
     for (std::size_t i = 0; i < unit.planes.size(); ++i) {
-      const std::int64_t element_bytes = optimizer().planes[i].element_bytes;
-      const auto bytes = static_cast<std::size_t>((tile.end - tile.begin) * element_bytes);
-      copy(unit.planes[i].data() + tile.begin * element_bytes, at, bytes);
+      const StatePlane& plane = optimizer().planes[i];
+      const auto bytes = static_cast<std::size_t>(plane.bytes(tile.end - tile.begin));
+      copy(unit.planes[i].data() + plane.bytes(tile.begin), at, bytes);
       at += bytes;
     }
   }
@@ -208,9 +254,10 @@ TEST_P(TileTest, TilesCutWithinBlocksGiveTheSameParametersAndState) {
   update(expected, kWhole, threads.get());
   for (int round = 0; round < 5; ++round) {
     std::vector<TileCase> tiles;
-    std::uniform_int_distribution<std::int64_t> length(1, 120'000);
+    const std::int64_t group = optimizer().group_elements;
+    std::uniform_int_distribution<std::int64_t> groups(1, 120'000 / group);
     for (std::int64_t begin = 0; begin < kUnitElements;) {
-      const std::int64_t end = std::min(kUnitElements, begin + length(random));
+      const std::int64_t end = std::min(kUnitElements, begin + groups(random) * group);
       tiles.push_back({begin, end});
       begin = end;
     }
@@ -231,16 +278,8 @@ TEST_P(TileTest, PaddingBetweenTensorsIsNeverWritten) {
   update(unit, kWhole, threads.get());
   std::int64_t gap_begin = 0;
   const auto expect_untouched = [&](std::int64_t begin, std::int64_t end) {
-    const auto same = [&](const std::vector<std::byte>& now,
-                          const std::vector<std::byte>& then,
-                          std::int64_t bytes) {
-      return std::equal(
-          now.begin() + begin * bytes, now.begin() + end * bytes, then.begin() + begin * bytes);
-    };
-    EXPECT_TRUE(same(unit.param, before.param, optimizer().param_element_bytes)) << begin;
-    for (std::size_t i = 0; i < unit.planes.size(); ++i) {
-      EXPECT_TRUE(same(unit.planes[i], before.planes[i], optimizer().planes[i].element_bytes))
-          << begin;
+    for (std::int64_t i = begin; i < end; ++i) {
+      ASSERT_TRUE(same_element(unit, before, i)) << i;
     }
   };
   for (const TensorCase& tensor : kTensors) {
@@ -253,23 +292,26 @@ TEST_P(TileTest, PaddingBetweenTensorsIsNeverWritten) {
 TEST_P(TileTest, ThousandsOfSmallTensorsAreOneUpdateEach) {
   constexpr std::int64_t kCount = 3000;
   constexpr std::int64_t kEach = 61;
+  constexpr std::int64_t kStride = 64;
   std::mt19937_64 random(test_seed());
   const std::vector<float> gradient = mixed_floats(random, kCount * kEach, -9, 2);
   std::vector<TileSegment> small;
   for (std::int64_t i = 0; i < kCount; ++i) {
-    small.push_back({.offset_elements = i * kEach,
+    small.push_back({.offset_elements = i * kStride,
                      .elements = kEach,
                      .gradient = gradient.data() + i * kEach,
-                     .scalars = {.lr = 1e-3 * static_cast<double>(1 + i % 2)}});
+                     .scalars = {.lr = 1e-3 * static_cast<double>(1 + i % 2)},
+                     .tensor = static_cast<std::uint32_t>(i)});
   }
   const auto run = [&](Threads* threads) {
-    std::vector<std::byte> param(param_.begin(),
-                                 param_.begin() + kCount * kEach * optimizer().param_element_bytes);
-    std::vector<std::byte> state(static_cast<std::size_t>(optimizer().state_bytes(kCount * kEach)));
+    std::vector<std::byte> param(
+        param_.begin(), param_.begin() + kCount * kStride * optimizer().param_element_bytes());
+    std::vector<std::byte> state(
+        static_cast<std::size_t>(optimizer().state_bytes(kCount * kStride)));
     std::vector<UpdateStats> stats(kCount);
     const TileUpdate update{.param = param.data(),
                             .state = state.data(),
-                            .tile_elements = kCount * kEach,
+                            .tile_elements = kCount * kStride,
                             .segments = small};
     if (threads != nullptr) {
       update_tile(optimizer(), update, stats, *threads);
@@ -319,7 +361,7 @@ class SparseBytes {
 // One tensor of 2^31 + 17 elements, of which the last two blocks are updated.
 TEST_P(TileTest, FarEndOfATensorBeyondTwoToThe31Elements) {
   constexpr std::int64_t kElements = (std::int64_t{1} << 31) + 17;
-  const SparseBytes param(static_cast<std::size_t>(kElements * optimizer().param_element_bytes));
+  const SparseBytes param(static_cast<std::size_t>(kElements * optimizer().param_element_bytes()));
   const SparseBytes state(static_cast<std::size_t>(optimizer().state_bytes(kElements)));
   const SparseBytes gradient(static_cast<std::size_t>(kElements) * sizeof(float));
   if (param.data() == nullptr || state.data() == nullptr || gradient.data() == nullptr) {
@@ -345,10 +387,10 @@ TEST_P(TileTest, FarEndOfATensorBeyondTwoToThe31Elements) {
                             stats);
   // The same two blocks as a tensor of their own.
   std::vector<std::byte> near_param(
-      static_cast<std::size_t>(kFar * optimizer().param_element_bytes));
+      static_cast<std::size_t>(kFar * optimizer().param_element_bytes()));
   std::vector<std::byte> near_state(static_cast<std::size_t>(optimizer().state_bytes(kFar)));
-  const std::array near_segments = {
-      TileSegment{.elements = kFar, .gradient = values.data(), .scalars = {.lr = 1e-3}}};
+  const std::array near_segments = {TileSegment{
+      .elements = kFar, .gradient = values.data(), .scalars = {.lr = 1e-3}, .tensor_begin = begin}};
   std::vector<UpdateStats> near_stats(2);
   optimizer().reference_blocks({.param = near_param.data(),
                                 .state = near_state.data(),
@@ -357,20 +399,20 @@ TEST_P(TileTest, FarEndOfATensorBeyondTwoToThe31Elements) {
                                {.begin = 0, .end = 2},
                                near_stats);
   EXPECT_EQ(stats, near_stats);
-  EXPECT_EQ(std::memcmp(param.data() + begin * optimizer().param_element_bytes,
+  EXPECT_EQ(std::memcmp(param.data() + begin * optimizer().param_element_bytes(),
                         near_param.data(),
                         near_param.size()),
             0);
   std::int64_t far_plane = 0;
   std::int64_t near_plane = 0;
   for (const StatePlane& plane : optimizer().planes) {
-    EXPECT_EQ(std::memcmp(state.data() + far_plane + begin * plane.element_bytes,
+    EXPECT_EQ(std::memcmp(state.data() + far_plane + plane.bytes(begin),
                           near_state.data() + near_plane,
-                          static_cast<std::size_t>(kFar * plane.element_bytes)),
+                          static_cast<std::size_t>(plane.bytes(kFar))),
               0)
         << plane.name;
-    far_plane += kElements * plane.element_bytes;
-    near_plane += kFar * plane.element_bytes;
+    far_plane += plane.bytes(kElements);
+    near_plane += plane.bytes(kFar);
   }
 }
 
@@ -385,14 +427,26 @@ std::vector<const Optimizer*> all_optimizers() {
 }
 
 INSTANTIATE_TEST_SUITE_P(Tile, TileTest, testing::ValuesIn(all_optimizers()), [](const auto& test) {
-  return std::string(test.param->name) + "_" + std::string(test.param->state);
+  return std::string(test.param->name) + "_" + std::string(test.param->state) + "_param_" +
+         std::string(dtype_name(test.param->param_dtype));
 });
 
 TEST(Optimizers, TheTableIsSearchedByNameAndState) {
   const Optimizer* adamw = find_optimizer("adamw", "fp32");
   ASSERT_NE(adamw, nullptr);
-  EXPECT_EQ(adamw->state_element_bytes(), 8);
+  EXPECT_EQ(adamw->state_bytes(1), 8);
   EXPECT_EQ(adamw->state_bytes(std::int64_t{1} << 31), std::int64_t{1} << 34);
+  EXPECT_EQ(adamw->param_element_bytes(), 4);
+  const std::int64_t million = 1 << 20;
+  EXPECT_EQ(find_optimizer("adamw", "fp32", Dtype::kBf16)->state_bytes(million), 10 * million);
+  EXPECT_EQ(find_optimizer("adamw", "bf16", Dtype::kF32)->state_bytes(million), 4 * million);
+  EXPECT_EQ(find_optimizer("adamw", "bf16", Dtype::kBf16)->state_bytes(million), 6 * million);
+  for (const Dtype compute : {Dtype::kF32, Dtype::kBf16}) {
+    const Optimizer* q8 = find_optimizer("adamw", "q8", compute);
+    EXPECT_EQ(q8->param_dtype, Dtype::kBf16);
+    EXPECT_EQ(q8->state_bytes(million), million / 32 * 104);
+    EXPECT_EQ(q8->state_bytes(33), 2 * 104);
+  }
   EXPECT_EQ(find_optimizer("adamw", "q4"), nullptr);
   EXPECT_EQ(find_optimizer("sgd", "fp32"), nullptr);
 }

@@ -1,13 +1,17 @@
 // The words that all optimizers share: the scalars of a step, a tile with its segments, statistics
 // of an update.
 //
-// A tile's parameters and its optimizer state are two buffers (extents). The byte map of state
-// "fp32", for a tile of N elements (padding between tensors included):
-//   param extent:  [0, 4 N)      master weights, float
-//   state extent:  [0, 4 N)      plane m, float
-//                  [4 N, 8 N)    plane v, float
-// Element i of the tile is at byte 4 i of each plane. State starts as zero bytes. Bytes that belong
-// to no segment are never written.
+// A tile's parameters and its optimizer state are two buffers (extents). The byte maps, for a tile
+// of N elements (padding between tensors included):
+//   state, compute   param extent            state extent, planes one after the other
+//   fp32, fp32       master, float: 4 N      m, float: 4 N    v, float: 4 N
+//   fp32, bf16       high, bf16:    2 N      m, float: 4 N    v, float: 4 N    low, int16: 2 N
+//   bf16, fp32       master, float: 4 N      m, bf16:  2 N    v, bf16:  2 N
+//   bf16, bf16       high, bf16:    2 N      m, bf16:  2 N    v, bf16:  2 N    low, int16: 2 N
+//   q8, either       high, bf16:    2 N      records of 32 elements, 104 bytes each (q8.hpp)
+// Element i of the tile is value i of each plane, or in record i / 32. High and low are two parts
+// of a master weight (weights.hpp). Zero bytes are zero moments, and weights that are exactly
+// `high`. Bytes that belong to no segment are never written.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +41,7 @@ struct UpdateScalars {
   std::int64_t update_count = 1;  // of this update, 1-based: the t of bias correction
   double clip_scale =
       1.0;  // every gradient element is multiplied by it (clip_scale() in gradient.hpp)
+  std::uint64_t seed = 0;  // the run's, for stochastic rounding; formats "bf16" and "q8"
 
   friend bool operator==(const UpdateScalars&, const UpdateScalars&) = default;
 };
@@ -51,6 +56,13 @@ struct UpdateStats {
   friend bool operator==(const UpdateStats&, const UpdateStats&) = default;
 };
 
+// What the random bits of a tensor's elements depend on in one update, besides the element.
+struct RoundingOrigin {
+  std::uint64_t seed = 0;
+  std::int64_t update = 0;   // the update count
+  std::uint32_t tensor = 0;  // the tensor's index in the model's order
+};
+
 // A contiguous part of one tensor within a tile. It starts at the tensor's start or at a multiple
 // of kBlockElements from it, so that blocks of the segment are blocks of the tensor.
 struct TileSegment {
@@ -59,6 +71,12 @@ struct TileSegment {
   const void* gradient = nullptr;      // `elements` of gradient_dtype
   Dtype gradient_dtype = Dtype::kF32;  // kF32 or kBf16
   UpdateScalars scalars = {};
+  std::uint32_t tensor = 0;       // its index in the model's order
+  std::int64_t tensor_begin = 0;  // of the segment's first element, from the tensor's start
+
+  [[nodiscard]] RoundingOrigin origin() const {
+    return {.seed = scalars.seed, .update = scalars.update_count, .tensor = tensor};
+  }
 };
 
 // A tile to update in place. Segments ascend and do not overlap. The buffers are aligned to their
@@ -68,6 +86,9 @@ struct TileUpdate {
   std::byte* state = nullptr;
   std::int64_t tile_elements = 0;
   std::span<const TileSegment> segments = {};
+  // Format "q8" only: where the tile's new weights go as floats (as they are kept, that is
+  // rounded), for devices that compute in fp32; null where they compute with `high`.
+  float* decoded = nullptr;
 };
 
 // The blocks of a tile are those of its segments, in order.

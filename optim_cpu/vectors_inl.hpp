@@ -75,6 +75,27 @@ HWY_INLINE double total(const SquareSums& squares) {
   return combine_lanes(lanes);
 }
 
+// The 16 lanes of a change's sum of squares (adamw.hpp), in float for some elements.
+struct ChangeSums {
+  FloatVector sums[kVectorsPerGroup];
+};
+
+HWY_INLINE void clear(ChangeSums& changes) {
+  for (FloatVector& sum : changes.sums) {
+    sum = hn::Zero(FloatTag());
+  }
+}
+
+HWY_INLINE void add_to(const ChangeSums& changes, SquareLanes& lanes) {
+  alignas(64) float sums[kGroupElements];
+  for (std::size_t k = 0; k < kVectorsPerGroup; ++k) {
+    hn::Store(changes.sums[k], FloatTag(), sums + k * kFloatLanes);
+  }
+  for (std::size_t lane = 0; lane < kGroupElements; ++lane) {
+    lanes[lane] += static_cast<double>(sums[lane]);
+  }
+}
+
 }  // namespace headrace::optim::HWY_NAMESPACE
 
 HWY_AFTER_NAMESPACE();

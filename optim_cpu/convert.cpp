@@ -1,0 +1,189 @@
+// Plain loops over elements, and over groups for "q8".
+
+#include "optim_cpu/convert.hpp"
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstring>
+
+#include "core/assert.hpp"
+#include "core/dtype.hpp"
+#include "optim_cpu/adamw.hpp"
+#include "optim_cpu/q8.hpp"
+#include "optim_cpu/weights.hpp"
+
+namespace headrace::optim {
+
+namespace {
+
+// As bytes: 128 of 256.
+constexpr std::uint8_t kNearestByte = 128;
+
+bool is_q8(const Optimizer& format) {
+  return format.group_elements == kQ8GroupElements;
+}
+
+AdamWSpan planar_span(const Optimizer& format,
+                      const TileMemory& tile,
+                      std::int64_t begin,
+                      std::int64_t elements) {
+  const Dtype moment = format.planes.front().record_bytes == 2 ? Dtype::kBf16 : Dtype::kF32;
+  const TileSegment whole{.elements = tile.tile_elements};
+  return adamw_span({.weight = format.param_dtype, .moment = moment},
+                    {.param = tile.param, .state = tile.state, .tile_elements = tile.tile_elements},
+                    whole,
+                    {.begin = begin, .elements = elements});
+}
+
+void read_planes(const AdamWSpan& span, const StateValues& values) {
+  const bool bf16 = span.bf16_m != nullptr;
+  for (std::size_t i = 0; i < values.param.size(); ++i) {
+    values.param[i] = span.weight(static_cast<std::int64_t>(i));
+  }
+  for (std::size_t i = 0; i < values.m.size(); ++i) {
+    values.m[i] = bf16 ? float_from_bf16(span.bf16_m[i]) : span.m[i];
+    values.v[i] = bf16 ? float_from_bf16(span.bf16_v[i]) : span.v[i];
+  }
+}
+
+void write_planes(const AdamWSpan& span, const StateValues& values) {
+  for (std::size_t i = 0; i < values.param.size(); ++i) {
+    if (span.high != nullptr) {
+      const SplitWeight split = split_weight(values.param[i]);
+      span.high[i] = split.high;
+      span.low[i] = split.low;
+    } else {
+      span.param[i] = values.param[i];
+    }
+    if (span.bf16_m != nullptr) {
+      span.bf16_m[i] = bf16_from_float(values.m[i]);
+      span.bf16_v[i] = bf16_from_float(values.v[i]);
+    } else {
+      span.m[i] = values.m[i];
+      span.v[i] = values.v[i];
+    }
+  }
+}
+
+// A group's place in a tile.
+struct Q8Place {
+  std::uint16_t* high;
+  std::byte* record;
+};
+
+Q8Place q8_place(const TileMemory& tile, std::int64_t element) {
+  return {.high = reinterpret_cast<std::uint16_t*>(tile.param) + element,
+          .record =
+              tile.state + static_cast<std::size_t>(element / kQ8GroupElements) * sizeof(Q8Record)};
+}
+
+void read_group(const Q8Place& place, const StateValues& values) {
+  Q8Record record;
+  std::memcpy(&record, place.record, sizeof(record));
+  for (std::size_t i = 0; i < values.param.size(); ++i) {
+    values.param[i] =
+        join_weight(ShortSplitWeight{.high = place.high[i], .correction = record.correction[i]});
+  }
+  for (std::size_t i = 0; i < values.m.size(); ++i) {
+    values.m[i] = q8_decode_m(record.m[i], record.m_scale);
+    values.v[i] = q8_decode_v(record.v[i], record.v_scale);
+  }
+}
+
+void write_group(const Q8Place& place, const StateValues& values) {
+  Q8Record record;
+  std::memcpy(&record, place.record, sizeof(record));
+  record.m_scale = 0.0F;
+  record.v_scale = 0.0F;
+  for (std::size_t i = 0; i < values.param.size(); ++i) {
+    record.m_scale = std::max(record.m_scale, std::fabs(values.m[i]));
+    record.v_scale = std::max(record.v_scale, std::sqrt(values.v[i]));
+  }
+  for (std::size_t i = 0; i < values.param.size(); ++i) {
+    const ShortSplitWeight weight = split_weight_short(values.param[i], kNearestByte);
+    place.high[i] = weight.high;
+    record.correction[i] = weight.correction;
+    record.m[i] = q8_encode_m(values.m[i], record.m_scale, kNearestByte);
+    record.v[i] = q8_encode_root(std::sqrt(values.v[i]), record.v_scale, kNearestByte);
+  }
+  std::memcpy(place.record, &record, sizeof(record));
+}
+
+// Calls visit(place, part of values) for each group.
+template <class Visit>
+void for_each_group(const TileMemory& tile,
+                    std::int64_t begin,
+                    const StateValues& values,
+                    const Visit& visit) {
+  const auto part = [](std::span<float> all, std::size_t at, std::size_t count) {
+    return all.empty() ? all : all.subspan(at, count);
+  };
+  constexpr auto kGroup = static_cast<std::size_t>(kQ8GroupElements);
+  for (std::size_t at = 0; at < values.param.size(); at += kGroup) {
+    const std::size_t count = std::min(kGroup, values.param.size() - at);
+    visit(q8_place(tile, begin + static_cast<std::int64_t>(at)),
+          StateValues{.param = part(values.param, at, count),
+                      .m = part(values.m, at, count),
+                      .v = part(values.v, at, count)});
+  }
+}
+
+void check(const Optimizer& format, const TileMemory& tile, std::int64_t begin, std::size_t count) {
+  HEADRACE_ASSERT(begin >= 0 && static_cast<std::int64_t>(count) <= tile.tile_elements - begin,
+                  "a range lies within its tile");
+  HEADRACE_ASSERT(begin % format.group_elements == 0, "a range starts where a group does");
+}
+
+}  // namespace
+
+void read_state(const Optimizer& format,
+                const TileMemory& tile,
+                std::int64_t begin,
+                const StateValues& values) {
+  check(format, tile, begin, values.param.size());
+  HEADRACE_ASSERT(values.m.size() == values.v.size(), "both moments or none");
+  HEADRACE_ASSERT(values.m.empty() || values.m.size() == values.param.size(), "one length");
+  if (is_q8(format)) {
+    for_each_group(tile, begin, values, read_group);
+  } else {
+    const auto elements = static_cast<std::int64_t>(values.param.size());
+    read_planes(planar_span(format, tile, begin, elements), values);
+  }
+}
+
+void write_state(const Optimizer& format,
+                 const TileMemory& tile,
+                 std::int64_t begin,
+                 const StateValues& values) {
+  check(format, tile, begin, values.param.size());
+  HEADRACE_ASSERT(values.m.size() == values.param.size() && values.v.size() == values.param.size(),
+                  "one length");
+  if (is_q8(format)) {
+    for_each_group(tile, begin, values, write_group);
+  } else {
+    const auto elements = static_cast<std::int64_t>(values.param.size());
+    write_planes(planar_span(format, tile, begin, elements), values);
+  }
+}
+
+void convert_state(const Optimizer& source_format,
+                   const TileMemory& source,
+                   const Optimizer& target_format,
+                   const TileMemory& target,
+                   ConvertRange range) {
+  constexpr std::int64_t kPart = 1024;  // elements at a time, a multiple of every group
+  std::array<float, kPart> param;
+  std::array<float, kPart> m;
+  std::array<float, kPart> v;
+  for (std::int64_t at = 0; at < range.elements; at += kPart) {
+    const auto count = static_cast<std::size_t>(std::min(kPart, range.elements - at));
+    const StateValues values{.param = std::span(param).first(count),
+                             .m = std::span(m).first(count),
+                             .v = std::span(v).first(count)};
+    read_state(source_format, source, range.begin + at, values);
+    write_state(target_format, target, range.begin + at, values);
+  }
+}
+
+}  // namespace headrace::optim
