@@ -1,21 +1,23 @@
 // What the store's engine costs beside a bare io_uring loop, and what an urgent read waits for.
 //
 // Each comparison is one interleaved run on one file: the tier's lanes (sums on), then the bare
-// loop over the same extents, with the same buffers and bytes in flight, then the tier again, ...;
-// medians of the rounds are printed. The file is written before, contents are random, and what was
-// written last is read back and compared. Threads: the main one submits, the engine's runs.
+// loop over the same extents, with the same buffers and bytes in flight, then the bare loop while
+// another thread sums the same bytes, then fio, then the tier again, ...; medians of the rounds are
+// printed. The file is written before, contents are random, and what was written last is read back
+// and compared. Threads: the main one submits, the engine's runs.
 //
 //   store_bench FOLDER [--depth N] [--lanes N] [--tile-mib N] [--total-gib N] [--rounds N]
-//                      [--only tier,latency,pages,fio]
+//                      [--only tier,fio,latency,pages]
 //
-//   tier     read, write, mixed: GB/s of both sides, core-seconds per GB and where they went
-//   latency  an urgent read while prefetch and write-back saturate the drive, and alone
+//   tier     read, write, mixed: GB/s of all sides, core-seconds per GB and where they went. What
+//            the bare loop loses to the thread that sums is what summing costs here however it is
+//            done: memory that is read twice at once
+//   fio      beside tier: fio's lines too, where it is installed (huge-page buffers where reserved)
+//   latency  an urgent read while prefetch and write-back saturate the drive, and alone; and the
+//            same by a bare loop
 //   pages    the bare loop over kinds of pages, sizes of the buffer set and sizes of requests
-//   fio      the same patterns by fio, where it is installed (huge-page buffers where reserved)
 
 #include <fmt/core.h>
-#include <liburing.h>
-#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -36,14 +38,13 @@
 #include <thread>
 #include <vector>
 
+#include "bench/bare_loop.hpp"
 #include "tiers/nvme/io_engine.hpp"
 
 namespace headrace::tiers::nvme {
 namespace {
 
-constexpr std::size_t kHugePageBytes = std::size_t{2} << 20U;
 constexpr std::size_t kRequestBytes = std::size_t{1} << 20U;
-constexpr double kGiga = 1e9;
 
 struct Settings {
   std::string folder;
@@ -52,17 +53,8 @@ struct Settings {
   std::uint64_t tile_bytes = std::uint64_t{8} << 20U;
   std::uint64_t total_bytes = std::uint64_t{2} << 30U;
   int rounds = 5;
-  std::string only = "tier,latency,pages,fio";
+  std::string only = "tier,fio,latency,pages";
 };
-
-void fail(const Error& error) {
-  fmt::print(stderr, "{}", format_error(error, true));
-  std::exit(static_cast<int>(error.code));
-}
-
-double seconds_now() {
-  return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
-}
 
 double median(std::vector<double> values) {
   std::sort(values.begin(), values.end());
@@ -75,57 +67,6 @@ double quantile(std::vector<double> values, double q) {
   return values[static_cast<std::size_t>(q * static_cast<double>(values.size() - 1))];
 }
 
-void fill_randomly(std::span<std::byte> memory, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  for (std::size_t at = 0; at + sizeof(std::uint64_t) <= memory.size();
-       at += sizeof(std::uint64_t)) {
-    const std::uint64_t word = random();
-    std::memcpy(memory.data() + at, &word, sizeof(word));
-  }
-}
-
-// kSplit: as contiguous as huge pages, but mapped page by page.
-enum class Pages : std::uint8_t { kHuge, kSplit, kOrdinary };
-constexpr std::array kPagesNames = {"huge", "split", "ordinary"};
-
-// Memory on pages of a kind, filled.
-class Buffers {
- public:
-  Buffers(std::size_t bytes, Pages kind) : bytes_(bytes + kHugePageBytes) {
-    memory_ = ::mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (memory_ == MAP_FAILED) {
-      fail(errno_error("no memory for buffers", errno));
-    }
-    if (::madvise(memory_, bytes_, kind == Pages::kOrdinary ? MADV_NOHUGEPAGE : MADV_HUGEPAGE) !=
-        0) {
-      fmt::print("(the system does not take advice on huge pages)\n");
-    }
-    const auto address = reinterpret_cast<std::uintptr_t>(memory_);
-    const std::size_t shift = (kHugePageBytes - address % kHugePageBytes) % kHugePageBytes;
-    span_ = {static_cast<std::byte*>(memory_) + shift, bytes};
-    fill_randomly(span_, 1);
-    // Other rights for a part of a huge page take its one entry of the page table apart.
-    for (std::size_t at = 0; kind == Pages::kSplit && at < bytes; at += kHugePageBytes) {
-      if (::mprotect(&span_[at], kPageBytes, PROT_READ) != 0 ||
-          ::mprotect(&span_[at], kPageBytes, PROT_READ | PROT_WRITE) != 0) {
-        fail(errno_error("a huge page cannot be split", errno));
-      }
-    }
-  }
-
-  Buffers(const Buffers&) = delete;
-  Buffers& operator=(const Buffers&) = delete;
-
-  ~Buffers() { ::munmap(memory_, bytes_); }
-
-  [[nodiscard]] std::span<std::byte> bytes() const { return span_; }
-
- private:
-  std::size_t bytes_;
-  void* memory_ = nullptr;
-  std::span<std::byte> span_;
-};
-
 enum class Pattern : std::uint8_t { kRead, kWrite, kMixed };
 constexpr std::array kPatterns = {Pattern::kRead, Pattern::kWrite, Pattern::kMixed};
 constexpr std::array kPatternNames = {"read", "write", "mixed"};
@@ -133,81 +74,6 @@ constexpr std::array kPatternNames = {"read", "write", "mixed"};
 bool writes(Pattern pattern, std::uint64_t tile) {
   return pattern == Pattern::kWrite || (pattern == Pattern::kMixed && tile % 2 == 1);
 }
-
-// One transfer of the bare loop.
-struct Piece {
-  std::uint64_t offset = 0;
-  std::byte* memory = nullptr;
-  std::size_t bytes = 0;
-  bool write = false;
-};
-
-// The least that can be done: one ring, a registered file, no sums, `depth` requests in flight.
-// Buffers are registered as the engine registers them.
-class BareLoop {
- public:
-  BareLoop(int fd, unsigned depth, std::span<std::byte> buffers) {
-    constexpr unsigned kFlags = IORING_SETUP_SINGLE_ISSUER | IORING_SETUP_DEFER_TASKRUN;
-    if (::io_uring_queue_init(depth, &ring_, kFlags) < 0 &&
-        ::io_uring_queue_init(depth, &ring_, 0) < 0) {
-      fail(operating_error("io_uring cannot be used here"));
-    }
-    const iovec piece{.iov_base = buffers.data(), .iov_len = buffers.size()};
-    registered_ = ::io_uring_register_buffers(&ring_, &piece, 1) == 0;
-    if (::io_uring_register_files(&ring_, &fd, 1) != 0) {
-      fail(operating_error("a file cannot be registered with io_uring"));
-    }
-  }
-
-  BareLoop(const BareLoop&) = delete;
-  BareLoop& operator=(const BareLoop&) = delete;
-
-  ~BareLoop() { ::io_uring_queue_exit(&ring_); }
-
-  // Returns GB/s.
-  double run(std::span<const Piece> pieces, unsigned depth) {
-    const double begin = seconds_now();
-    std::size_t next = 0;
-    unsigned in_flight = 0;
-    std::uint64_t bytes = 0;
-    while (next < pieces.size() || in_flight > 0) {
-      for (; in_flight < depth && next < pieces.size(); ++in_flight) {
-        put(pieces[next++]);
-      }
-      if (::io_uring_submit_and_wait(&ring_, 1) < 0) {
-        fail(operating_error("io_uring_enter fails"));
-      }
-      io_uring_cqe* done = nullptr;
-      for (; ::io_uring_peek_cqe(&ring_, &done) == 0; --in_flight) {
-        const auto& piece = *static_cast<const Piece*>(::io_uring_cqe_get_data(done));
-        if (done->res != static_cast<int>(piece.bytes)) {
-          fail(operating_error(fmt::format("a request of the bare loop gave {}", done->res)));
-        }
-        bytes += piece.bytes;
-        ::io_uring_cqe_seen(&ring_, done);
-      }
-    }
-    return static_cast<double>(bytes) / kGiga / (seconds_now() - begin);
-  }
-
- private:
-  void put(const Piece& piece) {
-    io_uring_sqe* entry = ::io_uring_get_sqe(&ring_);
-    const auto bytes = static_cast<unsigned>(piece.bytes);
-    if (registered_) {
-      piece.write ? ::io_uring_prep_write_fixed(entry, 0, piece.memory, bytes, piece.offset, 0)
-                  : ::io_uring_prep_read_fixed(entry, 0, piece.memory, bytes, piece.offset, 0);
-    } else {
-      piece.write ? ::io_uring_prep_write(entry, 0, piece.memory, bytes, piece.offset)
-                  : ::io_uring_prep_read(entry, 0, piece.memory, bytes, piece.offset);
-    }
-    ::io_uring_sqe_set_flags(entry, IOSQE_FIXED_FILE);
-    ::io_uring_sqe_set_data(entry, const_cast<Piece*>(&piece));  // NOLINT: only read
-  }
-
-  io_uring ring_{};
-  bool registered_ = false;
-};
 
 struct CpuTime {
   double user = 0;
@@ -231,14 +97,14 @@ class Bench {
   Bench(const Bench&) = delete;
   Bench& operator=(const Bench&) = delete;
 
-  void tier();
+  void tier(bool with_fio);
   void latency();
   void pages();
-  void fio();
 
  private:
   struct Sides {
-    std::vector<double> tier, bare;
+    std::vector<double> tier, bare, summed;
+    std::map<std::string, std::vector<double>> fio;
     double bytes = 0;  // of the tier
     CpuTime cpu{};
     double sum_seconds = 0;
@@ -257,8 +123,13 @@ class Bench {
   double run_tier(Pattern pattern);
   [[nodiscard]] std::vector<Piece> pieces(Pattern pattern) const;
   void verify();
+
+  [[nodiscard]] std::string fio_file() const { return settings_.folder + "/store_bench.fio"; }
+
+  [[nodiscard]] double run_fio(const std::string& engine, Pattern pattern) const;
+  [[nodiscard]] std::vector<Piece> urgent_pieces(std::mt19937_64& random) const;
   void saturate(const std::atomic<bool>& stop);
-  [[nodiscard]] std::vector<double> urgent_reads(int count);
+  [[nodiscard]] std::vector<double> urgent_reads(std::mt19937_64& random, int count);
 
   Settings settings_;
   std::uint64_t tiles_;
@@ -303,6 +174,7 @@ Bench::Bench(const Settings& settings)
 }
 
 Bench::~Bench() {
+  ::unlink(fio_file().c_str());
   engine_.reset();
   const std::string id = store_->id();
   store_.reset();
@@ -333,9 +205,9 @@ double Bench::run_tier(Pattern pattern) {
     IoLane& queue = engine_->lane(static_cast<int>(lane));
     // Mixed: halves of the lanes change their direction with each tile.
     if (writes(pattern, tile / settings_.lanes + lane)) {
-      queue.write(key(tile), of_lane(lane), step_, tile);
+      queue.write(key(tile), of_lane(lane), step_, tile, tile + 1);
     } else {
-      queue.read(key(tile), of_lane(lane), tile);
+      queue.read(key(tile), of_lane(lane), tile, tile + 1);
     }
   }
   for (std::uint64_t lane = 0; lane < settings_.lanes; ++lane) {
@@ -346,20 +218,31 @@ double Bench::run_tier(Pattern pattern) {
   return static_cast<double>(tiles_ * settings_.tile_bytes) / kGiga / (seconds_now() - begin);
 }
 
-// The same extents for the bare loop: as many tiles at a time as there are lanes, a request of each
-// in turn, which is how the engine's requests come.
+// The same extents in the same order for the bare loop.
 std::vector<Piece> Bench::pieces(Pattern pattern) const {
   std::vector<Piece> pieces;
-  for (std::uint64_t first = 0; first < tiles_; first += settings_.lanes) {
+  for (std::uint64_t tile = 0; tile < tiles_; ++tile) {
+    const std::uint64_t lane = tile % settings_.lanes;
+    const ExtentPlace place = store_->read_place(key(tile));
     for (std::size_t at = 0; at < settings_.tile_bytes; at += kRequestBytes) {
-      for (std::uint64_t lane = 0; lane < settings_.lanes && first + lane < tiles_; ++lane) {
-        const ExtentPlace place = store_->read_place(key(first + lane));
-        pieces.push_back({.offset = place.offset + place.header_bytes + at,
-                          .memory = of_lane(lane).data() + at,
-                          .bytes = std::min<std::size_t>(kRequestBytes, settings_.tile_bytes - at),
-                          .write = writes(pattern, first / settings_.lanes + lane)});
-      }
+      pieces.push_back({.offset = place.offset + place.header_bytes + at,
+                        .memory = of_lane(lane).data() + at,
+                        .bytes = std::min<std::size_t>(kRequestBytes, settings_.tile_bytes - at),
+                        .write = writes(pattern, tile / settings_.lanes + lane)});
     }
+  }
+  return pieces;
+}
+
+// A tile of the second half, into the urgent lane's buffer, for the bare loop.
+std::vector<Piece> Bench::urgent_pieces(std::mt19937_64& random) const {
+  const std::uint64_t tile = tiles_ / 2 + random() % (tiles_ - tiles_ / 2);
+  const ExtentPlace place = store_->read_place(key(tile));
+  std::vector<Piece> pieces;
+  for (std::size_t at = 0; at < settings_.tile_bytes; at += kRequestBytes) {
+    pieces.push_back({.offset = place.offset + place.header_bytes + at,
+                      .memory = of_lane(settings_.lanes).data() + at,
+                      .bytes = std::min<std::size_t>(kRequestBytes, settings_.tile_bytes - at)});
   }
   return pieces;
 }
@@ -382,7 +265,9 @@ void Bench::verify() {
   }
 }
 
-void Bench::tier() {
+void Bench::tier(bool with_fio) {
+  const std::vector<std::string> fio_engines =
+      with_fio ? std::vector<std::string>{"io_uring", "libaio"} : std::vector<std::string>{};
   for (std::size_t i = 0; i < kPatterns.size(); ++i) {
     Sides sides;
     BareLoop bare(store_->file(0).fd(), settings_.io_depth, buffers_->bytes());
@@ -398,20 +283,36 @@ void Bench::tier() {
       sides.sum_seconds += static_cast<double>(engine_->totals().sum_ns - sums_before_ns) / 1e9;
       sides.bytes += static_cast<double>(tiles_ * settings_.tile_bytes);
       sides.bare.push_back(bare.run(bare_pieces, settings_.io_depth));
-      verify();
+      {
+        SumThread sums;
+        sides.summed.push_back(bare.run(bare_pieces, settings_.io_depth, &sums));
+      }
+      for (const std::string& engine : fio_engines) {
+        sides.fio[engine].push_back(run_fio(engine, kPatterns[i]));
+      }
     }
+    verify();
     const double gigabytes = sides.bytes / kGiga;
+    const double rate = median(sides.tier);
     fmt::print(
-        "{:<5}  tier {:5.2f} GB/s   bare {:5.2f} GB/s   {:5.1f} %   {:.3f} core-s/GB: sums {:.3f}, "
-        "kernel {:.3f}, rest {:.3f}\n",
+        "{:<5}  tier {:5.2f} GB/s   bare {:5.2f}: {:5.1f} %   bare beside sums {:5.2f}: {:5.1f} %  "
+        " {:.3f} core-s/GB: sums {:.3f}, kernel {:.3f}, rest {:.3f}\n",
         kPatternNames[i],
-        median(sides.tier),
+        rate,
         median(sides.bare),
-        100 * median(sides.tier) / median(sides.bare),
+        100 * rate / median(sides.bare),
+        median(sides.summed),
+        100 * rate / median(sides.summed),
         (sides.cpu.user + sides.cpu.system) / gigabytes,
         sides.sum_seconds / gigabytes,
         sides.cpu.system / gigabytes,
         (sides.cpu.user - sides.sum_seconds) / gigabytes);
+    for (const auto& [engine, rates] : sides.fio) {
+      fmt::print("       fio {:<8} {:5.2f} GB/s: {:5.1f} %\n",
+                 engine,
+                 median(rates),
+                 100 * rate / median(rates));
+    }
   }
 }
 
@@ -421,8 +322,8 @@ void Bench::saturate(const std::atomic<bool>& stop) {
     const std::uint64_t lane = tile % settings_.lanes;
     IoLane& queue = engine_->lane(static_cast<int>(lane));
     const std::uint64_t at = tile % (tiles_ / 2);
-    lane % 2 == 0 ? queue.read(key(at), of_lane(lane), at)
-                  : queue.write(key(at), of_lane(lane), step_, at);
+    lane % 2 == 0 ? queue.read(key(at), of_lane(lane), at, tile + 1)
+                  : queue.write(key(at), of_lane(lane), step_, at, tile + 1);
   }
   for (std::uint64_t lane = 0; lane < settings_.lanes; ++lane) {
     if (const Status status = engine_->lane(static_cast<int>(lane)).drain(); !status) {
@@ -432,12 +333,11 @@ void Bench::saturate(const std::atomic<bool>& stop) {
 }
 
 // Seconds that each of so many reads of a tile took which were wanted at once.
-std::vector<double> Bench::urgent_reads(int count) {
+std::vector<double> Bench::urgent_reads(std::mt19937_64& random, int count) {
   std::vector<double> seconds;
-  std::mt19937_64 random(5);
   IoLane& urgent = engine_->lane(static_cast<int>(settings_.lanes));
   for (int i = 0; i < count; ++i) {
-    std::this_thread::sleep_for(std::chrono::microseconds(500 + random() % 2000));
+    std::this_thread::sleep_for(std::chrono::duration<double>(pause_seconds(random)));
     const std::uint64_t wanted = tiles_ / 2 + random() % (tiles_ - tiles_ / 2);
     const double begin = seconds_now();
     urgent.read(key(wanted), of_lane(settings_.lanes), wanted, kWantedNow);
@@ -450,26 +350,45 @@ std::vector<double> Bench::urgent_reads(int count) {
 }
 
 void Bench::latency() {
-  constexpr int kReads = 400;
+  constexpr int kReads = 40;  // a round
+  constexpr int kRounds = 10;
   constexpr double kAllowed = 1.25;
   constexpr double kMs = 1e3;
   const double mixed = run_tier(Pattern::kMixed) * kGiga;
-  const std::vector<double> idle = urgent_reads(kReads);
-  std::atomic<bool> stop{false};
-  std::thread others([&] { saturate(stop); });
-  const std::vector<double> busy = urgent_reads(kReads);
-  stop.store(true);
-  others.join();
+  BareLoop bare(store_->file(0).fd(), settings_.io_depth, buffers_->bytes());
+  std::vector<Piece> background = pieces(Pattern::kMixed);
+  background.resize(background.size() / 2);
+  std::mt19937_64 random(5);
+  std::vector<double> idle;
+  std::vector<double> busy;
+  std::vector<double> bare_busy;
+  const auto append = [](std::vector<double>& all, const std::vector<double>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  for (int round = 0; round < kRounds; ++round) {
+    append(idle, urgent_reads(random, kReads));
+    std::atomic<bool> stop{false};
+    std::thread others([&] { saturate(stop); });
+    append(busy, urgent_reads(random, kReads));
+    stop.store(true);
+    others.join();
+    append(bare_busy,
+           bare.run_urgent(
+               background, [&] { return urgent_pieces(random); }, settings_.io_depth, kReads));
+  }
   const auto in_flight = static_cast<double>(settings_.io_depth * kRequestBytes);
   const double bound = quantile(idle, 0.99) + kAllowed * in_flight / mixed;
   fmt::print(
       "urgent read of {} MiB: idle p50 {:.2f} ms, p99 {:.2f} ms; while reads and writes saturate "
-      "the drive p50 {:.2f} ms, p99 {:.2f} ms; bound {:.2f} ms ({} MiB in flight, {:.2f} GB/s)\n",
+      "the drive p50 {:.2f} ms, p99 {:.2f} ms, by a bare loop p50 {:.2f} ms, p99 {:.2f} ms; bound "
+      "{:.2f} ms ({} MiB in flight, {:.2f} GB/s)\n",
       settings_.tile_bytes >> 20U,
       kMs * quantile(idle, 0.5),
       kMs * quantile(idle, 0.99),
       kMs * quantile(busy, 0.5),
       kMs * quantile(busy, 0.99),
+      kMs * quantile(bare_busy, 0.5),
+      kMs * quantile(bare_busy, 0.99),
       kMs * bound,
       (settings_.io_depth * kRequestBytes) >> 20U,
       mixed / kGiga);
@@ -531,44 +450,42 @@ void Bench::pages() {
   }
 }
 
-// The exit status of a shell's command line: fio is a program, and its result needs a filter.
-int shell(const std::string& command) {
-  return std::system(command.c_str());  // tidy_test: a benchmark that runs another program
+// What a shell's command line prints: fio is a program, and its result needs a filter.
+std::string shell(const std::string& command) {
+  std::FILE* pipe = ::popen(command.c_str(), "r");  // tidy_test: runs another program
+  if (pipe == nullptr) {
+    fail(errno_error("cannot start a shell", errno));
+  }
+  std::string text;
+  for (int next = std::fgetc(pipe); next != EOF; next = std::fgetc(pipe)) {
+    text.push_back(static_cast<char>(next));
+  }
+  ::pclose(pipe);
+  return text;
 }
 
-// fio's own lines, on a file of its own in the same folder.
-void Bench::fio() {
-  if (shell("command -v fio >/dev/null") != 0) {
-    fmt::print("fio is not installed\n");
-    return;
-  }
-  const std::string file = settings_.folder + "/store_bench.fio";
-  const bool huge = shell("test $(cat /proc/sys/vm/nr_hugepages) -ge 16") == 0;
+// GB/s of fio, on a file of its own in the same folder, which its first run lays out.
+double Bench::run_fio(const std::string& engine, Pattern pattern) const {
+  constexpr unsigned long kHugePages = 16;
+  const bool huge =
+      std::strtoul(shell("cat /proc/sys/vm/nr_hugepages").c_str(), nullptr, 10) >= kHugePages;
   const std::array modes = {"read", "write", "rw"};
-  for (const char* engine : {"io_uring", "libaio"}) {
-    for (std::size_t i = 0; i < modes.size(); ++i) {
-      fmt::print("fio {} {}{}: ", engine, kPatternNames[i], huge ? ", huge pages" : "");
-      if (std::fflush(stdout) != 0) {
-        fail(errno_error("cannot write to stdout", errno));
-      }
-      const std::string command = fmt::format(
-          "fio --name=x --ioengine={} --direct=1 --rw={} --bs=1M --iodepth={} --filename='{}' "
-          "--size={} --loops={} --refill_buffers --overwrite=1 --randrepeat=0 --iomem={} "
-          "--output-format=terse --terse-version=3 2>/dev/null | "
-          "awk -F';' '{{printf \"%.2f GB/s\\n\", ($7 + $48) * 1024 / 1e9}}'",
-          engine,
-          modes[i],
-          settings_.io_depth,
-          file,
-          settings_.total_bytes,
-          settings_.rounds,
-          huge ? "shmhuge" : "malloc");
-      if (shell(command) != 0) {
-        fmt::print("failed\n");
-      }
-    }
+  const std::string text =
+      shell(fmt::format("fio --name=x --ioengine={} --direct=1 --rw={} --bs=1M --iodepth={} "
+                        "--filename='{}' --size={} --refill_buffers --overwrite=1 --randrepeat=0 "
+                        "--iomem={} --output-format=terse --terse-version=3 2>/dev/null | "
+                        "awk -F';' '{{print ($7 + $48) * 1024 / 1e9}}'",
+                        engine,
+                        modes[static_cast<std::size_t>(pattern)],
+                        settings_.io_depth,
+                        fio_file(),
+                        settings_.total_bytes,
+                        huge ? "shmhuge" : "malloc"));
+  const double rate = std::strtod(text.c_str(), nullptr);
+  if (rate <= 0) {
+    fail(operating_error("fio gave no rate").with_hint("install fio, or use --only tier"));
   }
-  ::unlink(file.c_str());
+  return rate;
 }
 
 int main_of(const Settings& settings) {
@@ -577,16 +494,13 @@ int main_of(const Settings& settings) {
     return settings.only.find(name) != std::string::npos;
   };
   if (wanted("tier")) {
-    bench.tier();
+    bench.tier(wanted("fio"));
   }
   if (wanted("latency")) {
     bench.latency();
   }
   if (wanted("pages")) {
     bench.pages();
-  }
-  if (wanted("fio")) {
-    bench.fio();
   }
   return 0;
 }
@@ -631,7 +545,7 @@ int main(int argc, char** argv) {
   if (!settings) {
     fmt::print(stderr,
                "store_bench FOLDER [--depth N] [--lanes N] [--tile-mib N] [--total-gib N] "
-               "[--rounds N] [--only tier,latency,pages,fio]\n");
+               "[--rounds N] [--only tier,fio,latency,pages]\n");
     return 2;
   }
   return nvme::main_of(*settings);

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <string>
 #include <vector>
 
 #include "scheduler/plan/plan.hpp"
@@ -65,6 +66,10 @@ void build_programs(const ModelSpec& model,
 // True where backward writes fp32 gradients straight into the held buffer; otherwise they pass
 // through a device slot.
 [[nodiscard]] bool gradient_is_direct(const Plan& plan, const UnitPlan& unit);
+
+inline constexpr std::size_t kMebibyte = std::size_t{1} << 20U;
+// "24MiB", rounded up: for a --set line.
+[[nodiscard]] std::string mebibytes(std::size_t bytes);
 
 // Simulates a program: fills queue times; returns the step's prediction (without variant name).
 [[nodiscard]] Prediction simulate(const Program& program);

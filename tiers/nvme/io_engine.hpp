@@ -46,7 +46,7 @@ enum class ReadCheck : std::uint8_t { kHeaderAndSums, kHeaderOnly };
 
 struct EngineOptions {
   int lanes = 1;
-  int io_depth = 8;                                       // requests in flight
+  int io_depth = 8;  // requests in flight; as many again of what is wanted now
   std::size_t request_bytes_max = std::size_t{1} << 20U;  // of payload: whole pages, at most 1 GiB
   // In flight; a request that is larger goes alone. Nothing: io_depth requests' worth.
   std::optional<std::size_t> bytes_in_flight_max{};

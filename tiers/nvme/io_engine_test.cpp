@@ -151,44 +151,6 @@ TEST_F(IoEngineTest, DestructionFinishesWhatWasSubmitted) {
   }
 }
 
-TEST_F(IoEngineTest, LanesShareTheDepthInTurn) {
-  // Two long writes on two lanes with one request in flight: their requests alternate.
-  std::vector<std::uint64_t> offsets;
-  const BackendFactory record = with_rule([&](const IoRequest& request, int result) {
-    offsets.push_back(request.offset);
-    return result;
-  });
-  const ExtentKey other{.unit = 0, .tile = 1, .kind = ExtentKind::kState};
-  const PageBuffer first = pages(store_->read_place(kLargeState).payload_bytes);
-  const PageBuffer second = pages(store_->read_place(other).payload_bytes);
-  {
-    const auto engine = make_engine(
-        runtime_,
-        *store_,
-        {.lanes = 2, .io_depth = 1, .request_bytes_max = 16 * kPageBytes, .make_backend = record});
-    Gate gate;
-    ThreadQueue holder(runtime_, "holder", {});
-    gate.block(holder);
-    engine->lane(0).wait(holder.record());
-    engine->lane(1).wait(holder.record());
-    engine->lane(0).write(kLargeState, first.bytes(), 1, 0);
-    engine->lane(1).write(other, second.bytes(), 1, 1);
-    gate.open();
-    HEADRACE_EXPECT_OK(engine->lane(0).drain());
-    HEADRACE_EXPECT_OK(engine->lane(1).drain());
-    HEADRACE_EXPECT_OK(holder.drain());
-  }
-  const auto of_second = [&](std::uint64_t offset) {
-    return offset < store_->read_place(kLargeState).offset;
-  };
-  // The first lane may have begun before the second one's wait was seen to be over.
-  int changes = 0;
-  for (std::size_t i = 1; i < offsets.size(); ++i) {
-    changes += of_second(offsets[i]) != of_second(offsets[i - 1]) ? 1 : 0;
-  }
-  EXPECT_GE(changes, 10);
-}
-
 struct Planted {
   const char* name;
   int result;  // what a completion says instead; 0: the end of the file

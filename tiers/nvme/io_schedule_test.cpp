@@ -243,6 +243,33 @@ TEST_F(IoSchedule, TheEarliestDeadlineGoesFirstAndReadsBeforeWrites) {
   EXPECT_EQ(order, (std::vector<std::uint32_t>{0, 1, 2, 3}));
 }
 
+TEST_F(IoSchedule, AmongEqualsTheFirstToBeginComesToItsEndFirst) {
+  make_engine({.lanes = 3, .io_depth = 4});
+  for (std::uint32_t tile = 0; tile < 3; ++tile) {
+    engine_->lane(static_cast<int>(tile)).write(key(2 - tile), payload(2 - tile), 2, tile);
+  }
+  drive();
+  EXPECT_LT(last_of(2), last_of(1));
+  EXPECT_LT(last_of(1), last_of(0));
+}
+
+TEST_F(IoSchedule, WhatIsWantedNowHasRoomOfItsOwn) {
+  constexpr std::uint64_t kDepth = 4;
+  make_engine({.lanes = 3, .io_depth = kDepth});
+  engine_->lane(0).read(key(0), payload(0), 0);
+  engine_->lane(1).write(key(1), payload(1), 2, 0);
+  engine_->turn();
+  engine_->lane(2).read(key(2), payload(2), 0, kWantedNow);
+  drive();
+  std::uint64_t most = 0;
+  for (const Handed& handed : handed_) {
+    const bool wanted_now = tile_of(handed) == 2;
+    EXPECT_LE(handed.bytes_in_flight, (wanted_now ? 2 : 1) * kDepth * kChunkBytes);
+    most = std::max(most, handed.bytes_in_flight);
+  }
+  EXPECT_GT(most, kDepth * kChunkBytes);
+}
+
 TEST_F(IoSchedule, AReadThatIsWantedNowPassesWhatHasNotBeenHandedOver) {
   make_engine({.lanes = 3, .io_depth = 2});
   engine_->lane(0).write(key(0), payload(0), 2, 0);

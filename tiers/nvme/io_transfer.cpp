@@ -6,12 +6,6 @@
 #include "tiers/nvme/format.hpp"
 
 namespace headrace::tiers::nvme {
-namespace {
-
-constexpr int kBlocksAtOnce = 2;
-
-}  // namespace
-
 Transfer::Transfer(std::span<std::byte> header, std::uint64_t sub_blocks_max)
     : header_(header), arrived_(sub_blocks_max), ready_(sub_blocks_max) {}
 
@@ -104,12 +98,12 @@ bool Transfer::sums_pending() const {
   return header_moved_ == start_.place.header_bytes && (!header_checked_ || sums_ < ready_count_);
 }
 
-Status Transfer::sum_some(const Store& store) {
+Status Transfer::sum_some(const Store& store, int blocks_max) {
   if (!start_.write && !header_checked_) {
     HEADRACE_TRY(store.check_header(start_.key, start_.place, header()));
     header_checked_ = true;
   }
-  for (int i = 0; i < kBlocksAtOnce && sums_pending(); ++i) {
+  for (int i = 0; i < blocks_max && sums_pending(); ++i) {
     if (start_.write) {
       Store::set_sum(header(), sums_, block(sums_));
     } else {

@@ -56,8 +56,8 @@ class Transfer {
   void moved(std::uint64_t begin, std::uint64_t end);
 
   [[nodiscard]] bool sums_pending() const;
-  // Sums or checks a few sub-blocks, about 256 KiB.
-  [[nodiscard]] Status sum_some(const Store& store);
+  // Sums or checks so many sub-blocks at most.
+  [[nodiscard]] Status sum_some(const Store& store, int blocks_max);
 
   [[nodiscard]] bool complete() const {
     return moved_bytes_ == total_bytes() && sums_ == blocks_ && (start_.write || header_checked_);
@@ -81,6 +81,7 @@ class Transfer {
   int in_flight = 0;               // requests
   std::uint64_t passed_bytes = 0;  // of others, handed over while this one could have been
   std::int64_t begin_ns = 0;
+  std::uint64_t number = 0;  // in the order in which transfers began
 
  private:
   [[nodiscard]] std::span<std::byte> header() const {
