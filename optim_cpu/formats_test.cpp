@@ -333,11 +333,9 @@ struct Placed {
                 .tensor = 4} {
     const std::vector<float> values = mixed_floats(random, elements, -6, 1);
     const std::vector<std::uint16_t> rounded = to_bf16(values);
-    if (gradient_dtype == Dtype::kBf16) {
-      std::memcpy(gradient.data(), rounded.data(), gradient.span().size());
-    } else {
-      std::memcpy(gradient.data(), values.data(), gradient.span().size());
-    }
+    const auto bytes = gradient_dtype == Dtype::kBf16 ? std::as_bytes(std::span(rounded))
+                                                      : std::as_bytes(std::span(values));
+    std::copy(bytes.begin(), bytes.end(), gradient.data());
     std::vector<float> weights = mixed_floats(random, elements, -3, 1);
     std::vector<float> m = mixed_floats(random, elements, -6, 0);
     std::vector<float> v = mixed_floats(random, elements, -9, 0);

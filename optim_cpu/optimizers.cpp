@@ -2,6 +2,7 @@
 
 #include "optim_cpu/optimizers.hpp"
 
+#include <algorithm>
 #include <array>
 
 #include "core/assert.hpp"
@@ -107,11 +108,16 @@ void update_tile(const Optimizer& optimizer,
   const std::int64_t blocks = count_blocks(tile.segments);
   HEADRACE_ASSERT(static_cast<std::int64_t>(block_stats.size()) == blocks,
                   "one entry for each block");
-  threads.parallel_for_ranges(blocks, [&](std::int64_t begin, std::int64_t end) {
+  // Each part walks the segments to its first block, so parts are few: a tile may have thousands of
+  // small tensors. Enough of them that a late thread costs little.
+  constexpr std::int64_t kPartsPerThread = 16;
+  const std::int64_t parts = std::min(blocks, kPartsPerThread * threads.count());
+  threads.parallel_for(parts, [&](std::int64_t part) {
+    const BlockRange range{.begin = blocks * part / parts, .end = blocks * (part + 1) / parts};
     optimizer.update_blocks(tile,
-                            {.begin = begin, .end = end},
-                            block_stats.subspan(static_cast<std::size_t>(begin),
-                                                static_cast<std::size_t>(end - begin)));
+                            range,
+                            block_stats.subspan(static_cast<std::size_t>(range.begin),
+                                                static_cast<std::size_t>(range.end - range.begin)));
   });
 }
 

@@ -32,6 +32,7 @@ Result<std::unique_ptr<Executor>> Executor::create(tiers::Runtime& runtime,
 Status ExecutorImpl::open(const ExecutorOptions& options) {
   optimizer_ = optim::find_optimizer("adamw", "fp32");
   HEADRACE_ASSERT(optimizer_ != nullptr, "the optimizer table has AdamW with fp32 state");
+  HEADRACE_TRY(create_device(options));
   HEADRACE_TRY(create_memory());
   HEADRACE_TRY(create_queues(options));
   HEADRACE_TRY(create_watchdog(options));
@@ -52,23 +53,44 @@ Status ExecutorImpl::open(const ExecutorOptions& options) {
   return {};
 }
 
+Status ExecutorImpl::create_device(const ExecutorOptions& options) {
+  if (options.make_device) {
+    HEADRACE_ASSERT(plan_.separate_device, "a device of its own needs a plan with a separate one");
+    HEADRACE_ASSIGN(device_, options.make_device(runtime_, cores_));
+    return {};
+  }
+  tiers::CpuDeviceOptions device_options;
+  device_options.aliases_host = !plan_.separate_device;
+  device_options.compute_threads = options.compute_threads;
+  device_options.h2d_bytes_per_s = options.h2d_bytes_per_s;
+  device_options.d2h_bytes_per_s = options.d2h_bytes_per_s;
+  device_options.cores = &cores_;
+  HEADRACE_ASSIGN(device_, tiers::make_cpu_device(runtime_, device_options));
+  return {};
+}
+
 Status ExecutorImpl::create_memory() {
   HEADRACE_ASSIGN(host_arena_,
                   tiers::Arena::create(tiers::Tier::kHost, "host", plan_.host_arena_bytes));
   if (plan_.separate_device) {
-    HEADRACE_ASSIGN(device_arena_,
-                    tiers::Arena::create(tiers::Tier::kDevice, "device", plan_.device_arena_bytes));
+    HEADRACE_ASSIGN(device_memory_, device_->allocate(plan_.device_arena_bytes));
+    HEADRACE_ASSIGN(bounce_arena_,
+                    tiers::Arena::create(tiers::Tier::kHost, "bounce", kBounceBytes));
+    for (const tiers::Arena* arena : {host_arena_.get(), bounce_arena_.get()}) {
+      HEADRACE_TRY(device_->pin({arena->data(), arena->bytes()}));
+    }
   }
   for (const plan::Buffer& buffer : plan_.buffers) {
     std::span<std::byte> memory;
     tiers::Tier tier = tiers::Tier::kNvme;
     if (buffer.tier != plan::MemoryTier::kStore) {
-      const tiers::Arena& arena =
-          buffer.tier == plan::MemoryTier::kDevice ? *device_arena_ : *host_arena_;
-      HEADRACE_ASSERT(buffer.offset + buffer.bytes <= arena.bytes(),
+      const bool on_device = buffer.tier == plan::MemoryTier::kDevice;
+      const std::span<std::byte> arena =
+          on_device ? device_memory_ : std::span(host_arena_->data(), host_arena_->bytes());
+      HEADRACE_ASSERT(buffer.offset + buffer.bytes <= arena.size(),
                       "a planned buffer lies within its arena");
-      memory = {arena.data() + buffer.offset, buffer.bytes};
-      tier = arena.tier();
+      memory = arena.subspan(buffer.offset, buffer.bytes);
+      tier = on_device ? tiers::Tier::kDevice : tiers::Tier::kHost;
     }
     extents_.emplace_back(tier, memory, buffer.name);
   }
@@ -77,13 +99,6 @@ Status ExecutorImpl::create_memory() {
 
 Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   HEADRACE_ASSIGN(optimizer_threads_, optim::Threads::create(options.optimizer_threads));
-  tiers::CpuDeviceOptions device_options;
-  device_options.aliases_host = !plan_.separate_device;
-  device_options.compute_threads = options.compute_threads;
-  device_options.h2d_bytes_per_s = options.h2d_bytes_per_s;
-  device_options.d2h_bytes_per_s = options.d2h_bytes_per_s;
-  device_options.cores = &cores_;
-  HEADRACE_ASSIGN(device_, tiers::make_cpu_device(runtime_, device_options));
   tiers::ThreadQueueOptions host_options;
   host_options.cores = &cores_;
   host_options.expedites = true;  // an update that waits leaves cores idle, and compute behind it
@@ -95,12 +110,10 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   const bool commits = store_ != nullptr && !plan_.compute.instructions.empty();
   if (plan_.lanes > 0 || commits) {
     HEADRACE_ASSERT(store_ != nullptr, "a plan that streams tiles needs a store");
-    // Tiles pass through the arenas only. For commits alone they need not be pinned.
+    // Tiles pass through the host arena only. For commits alone it need not be pinned.
     std::vector<std::span<std::byte>> buffers;
-    for (const tiers::Arena* arena : {host_arena_.get(), device_arena_.get()}) {
-      if (plan_.lanes > 0 && arena != nullptr && arena->bytes() > 0) {
-        buffers.emplace_back(arena->data(), arena->bytes());
-      }
+    if (plan_.lanes > 0 && host_arena_->bytes() > 0) {
+      buffers.emplace_back(host_arena_->data(), host_arena_->bytes());
     }
     HEADRACE_ASSIGN(io_, IoLanes::create(runtime_, *store_, lane_count(), options, buffers));
   }
@@ -390,9 +403,11 @@ Result<std::span<const float>> ExecutorImpl::logits(std::span<const std::int32_t
 }
 
 PeakMemory ExecutorImpl::peak() const {
-  return {.device_bytes = device_arena_ ? device_arena_->bytes() : 0,
+  // The driver and io_uring pin the same memory.
+  const std::size_t io_bytes = io_ ? io_->pinned_bytes() : 0;
+  return {.device_bytes = device_memory_.size(),
           .host_bytes = host_arena_->bytes(),
-          .pinned_bytes = io_ ? io_->pinned_bytes() : 0};
+          .pinned_bytes = std::max(device_->pinned_bytes(), io_bytes)};
 }
 
 }  // namespace headrace::exec

@@ -22,6 +22,7 @@
 #include "core/error.hpp"
 #include "scheduler/exec/unit.hpp"
 #include "scheduler/plan/plan.hpp"
+#include "tiers/device.hpp"
 #include "tiers/nvme/io_engine.hpp"
 #include "tiers/nvme/store.hpp"
 #include "tiers/queue.hpp"
@@ -40,6 +41,11 @@ struct ExecutorOptions {
   int optimizer_threads = 1;
   std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s;
   std::vector<DriveOptions> drives;  // by folder; those that are not there take the defaults
+  // Makes the device of a plan with a separate one, once `cores` and the runtime are there. Empty:
+  // the CPU's, with the threads and caps above.
+  std::function<Result<std::unique_ptr<tiers::Device>>(tiers::Runtime& runtime,
+                                                       tiers::Cores& cores)>
+      make_device = {};
   // Of weights and state that a step, an evaluation or a drain streams. Loading, committing and
   // reading out check all in any case.
   tiers::nvme::ReadCheck read_check = tiers::nvme::ReadCheck::kHeaderAndSums;

@@ -23,6 +23,8 @@ namespace headrace::exec {
 
 // At least so many tiles are on their way at a commit and at a resume.
 inline constexpr int kCommitLanes = 4;
+// Loads, commits and reads of a separate device's memory go through so much.
+inline constexpr std::size_t kBounceBytes = std::size_t{1} << 20;
 
 class ExecutorImpl final : public Executor {
  public:
@@ -81,6 +83,7 @@ class ExecutorImpl final : public Executor {
   };
 
   // executor.cpp
+  [[nodiscard]] Status create_device(const ExecutorOptions& options);
   [[nodiscard]] Status create_memory();
   [[nodiscard]] Status create_queues(const ExecutorOptions& options);
   [[nodiscard]] Status create_watchdog(const ExecutorOptions& options);
@@ -142,11 +145,14 @@ class ExecutorImpl final : public Executor {
   RowIndex rows_;
   Timeline timeline_;
   tiers::Cores cores_;
-  std::unique_ptr<tiers::Arena> host_arena_, device_arena_;
+  std::unique_ptr<tiers::Arena> host_arena_;
+  // Separate device: pinned, for what comes from or goes to memory that is not (copy_in, copy_out).
+  std::unique_ptr<tiers::Arena> bounce_arena_;
   std::deque<tiers::Extent> extents_;  // by buffer; those of the store are empty
   std::unique_ptr<optim::Threads> optimizer_threads_;
   const optim::Optimizer* optimizer_ = nullptr;
   std::unique_ptr<tiers::Device> device_;
+  std::span<std::byte> device_memory_;  // of a separate device
   std::unique_ptr<tiers::ThreadQueue> host_queue_;
   tiers::nvme::ReadCheck read_check_ = tiers::nvme::ReadCheck::kHeaderAndSums;
   std::unique_ptr<IoLanes> io_;       // null where nothing is streamed or committed

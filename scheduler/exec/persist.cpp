@@ -1,6 +1,7 @@
 // Weights and state in and out of wherever they live: loading, committing, reading. Not on the step
 // path. Tiles in host memory go over the NVMe lanes as they lie there, as many at once as there are
-// lanes; the others one by one through a bounce buffer of a tile.
+// lanes; the others one by one through a buffer of a tile, and to and from a separate device
+// through the pinned bounce arena.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -33,8 +34,13 @@ Status ExecutorImpl::copy_in(int buffer, std::size_t offset, std::span<const std
     std::memcpy(target, source.data(), source.size());
     return {};
   }
-  device_->copy(device_->h2d(), "load", 0, target, source.data(), source.size());
-  return device_->h2d().record().wait_host();
+  for (std::size_t at = 0; at < source.size(); at += kBounceBytes) {
+    const std::size_t bytes = std::min(source.size() - at, kBounceBytes);
+    std::memcpy(bounce_arena_->data(), source.data() + at, bytes);
+    device_->copy(device_->h2d(), "load", 0, target + at, bounce_arena_->data(), bytes);
+    HEADRACE_TRY(device_->h2d().record().wait_host());
+  }
+  return {};
 }
 
 Status ExecutorImpl::copy_out(int buffer, std::size_t offset, std::span<std::byte> target) {
@@ -44,8 +50,13 @@ Status ExecutorImpl::copy_out(int buffer, std::size_t offset, std::span<std::byt
     std::memcpy(target.data(), source, target.size());
     return {};
   }
-  device_->copy(device_->d2h(), "read", 0, target.data(), source, target.size());
-  return device_->d2h().record().wait_host();
+  for (std::size_t at = 0; at < target.size(); at += kBounceBytes) {
+    const std::size_t bytes = std::min(target.size() - at, kBounceBytes);
+    device_->copy(device_->d2h(), "read", 0, bounce_arena_->data(), source + at, bytes);
+    HEADRACE_TRY(device_->d2h().record().wait_host());
+    std::memcpy(target.data() + at, bounce_arena_->data(), bytes);
+  }
+  return {};
 }
 
 // Puts a tile's weights where the plan wants them: the master in memory or the store, and the copy

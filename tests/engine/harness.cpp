@@ -95,41 +95,58 @@ void fill_tokens(const RunOptions& options,
   }
 }
 
-void run_steps(const RunOptions& options, Engine& engine, RunRecord& record) {
+// Notes an error that the test allows; any other fails it.
+void note_error(const RunOptions& options, RunRecord& record, const Status& status) {
+  if (!status) {
+    EXPECT_TRUE(options.may_fail) << text_of(status.error());
+    record.error = status.error();
+  }
+}
+
+Status run_step(const RunOptions& options, Engine& engine, int step, RunRecord& record) {
   std::vector<std::int32_t> tokens, targets;
-  for (int step = 0; step < options.steps; ++step) {
-    fill_tokens(options, step, tokens, targets);
-    const exec::StepInputs inputs{.tokens = tokens,
-                                  .targets = targets,
-                                  .unmasked_targets = static_cast<std::int64_t>(targets.size()),
-                                  .lr = options.optim.lr,
-                                  .clip = options.optim.clip};
-    auto result = engine.executor->step(inputs);
-    if (!result && options.may_fail) {
-      return;
-    }
-    ASSERT_TRUE(result) << text_of(result.error());
-    record.losses.push_back(result->loss);
-    record.norms.push_back(result->grad_norm);
-    record.skipped.push_back(result->non_finite ? 1 : 0);
-    if (result->non_finite) {
-      record.non_finite.push_back(*result->non_finite);
-    }
-    record.nvme_read_bytes += result->link_bytes["nvme_read"];
-    record.nvme_write_bytes += result->link_bytes["nvme_write"];
-    if (options.evaluate_after == step) {
-      auto loss = engine.executor->evaluate(inputs);
-      ASSERT_TRUE(loss) << text_of(loss.error());
-      record.evaluations.push_back(*loss);
-    }
+  fill_tokens(options, step, tokens, targets);
+  const exec::StepInputs inputs{.tokens = tokens,
+                                .targets = targets,
+                                .unmasked_targets = static_cast<std::int64_t>(targets.size()),
+                                .lr = options.optim.lr,
+                                .clip = options.optim.clip};
+  HEADRACE_ASSIGN(exec::StepResult result, engine.executor->step(inputs));
+  if (options.commit_every_step) {
+    HEADRACE_TRY(engine.executor->commit(step + 1, "{}"));
+  }
+  record.losses.push_back(result.loss);
+  record.norms.push_back(result.grad_norm);
+  record.skipped.push_back(result.non_finite ? 1 : 0);
+  if (result.non_finite) {
+    record.non_finite.push_back(*result.non_finite);
+  }
+  record.nvme_read_bytes += result.link_bytes["nvme_read"];
+  record.nvme_write_bytes += result.link_bytes["nvme_write"];
+  if (options.evaluate_after == step) {
+    HEADRACE_ASSIGN(const double loss, engine.executor->evaluate(inputs));
+    record.evaluations.push_back(loss);
+  }
+  return {};
+}
+
+Status run_steps(const RunOptions& options, Engine& engine, int first_step, RunRecord& record) {
+  for (int step = first_step; step < options.steps; ++step) {
+    HEADRACE_TRY(run_step(options, engine, step, record));
   }
   record.update_count = engine.executor->update_count();
-  const auto committed = engine.executor->commit(options.steps, "{}");
-  if (!committed && options.may_fail) {
-    return;
-  }
-  ASSERT_TRUE(committed) << text_of(committed.error());
+  HEADRACE_TRY(engine.executor->commit(options.steps, "{}"));
   record.bad_weight = engine.executor->non_finite_weights();
+  return {};
+}
+
+Status read_params(const plan::ModelSpec& spec, Engine& engine, RunRecord& record) {
+  for (std::size_t u = 0; u < spec.units.size(); ++u) {
+    std::vector<float> values(static_cast<std::size_t>(spec.units[u].elements));
+    HEADRACE_TRY(engine.executor->read_params(static_cast<int>(u), 0, values));
+    record.params.insert(record.params.end(), values.begin(), values.end());
+  }
+  return {};
 }
 
 model::BatchShape batch_of(const RunOptions& options) {
@@ -137,6 +154,66 @@ model::BatchShape batch_of(const RunOptions& options) {
           .seq_len = options.seq_len,
           .accumulate = options.accumulate,
           .compute_threads = options.compute_threads};
+}
+
+// What stays the same over the executors of one run.
+struct Job {
+  const RunOptions& options;
+  model::BatchShape batch;
+  const plan::ModelSpec& spec;
+  const plan::Plan& plan;
+};
+
+Status make_executor(const Job& job, bool first, Engine& engine) {
+  HEADRACE_ASSIGN(exec::Model model,
+                  model::make_model(job.options.architecture, job.spec, job.batch));
+  engine.runtime.races = &engine.races;
+  exec::ExecutorOptions executor_options{.compute_threads = job.options.compute_threads,
+                                         .optimizer_threads = job.options.optimizer_threads,
+                                         .h2d_bytes_per_s = {},
+                                         .d2h_bytes_per_s = {},
+                                         .drives = {}};
+  if (first) {
+    executor_options.make_device = job.options.make_device;
+  }
+  HEADRACE_ASSIGN(engine.executor,
+                  exec::Executor::create(engine.runtime,
+                                         job.plan,
+                                         job.spec,
+                                         std::move(model),
+                                         engine.store.get(),
+                                         executor_options));
+  return {};
+}
+
+Status run_first(const Job& job, Engine& engine, RunRecord& record) {
+  const RunOptions& options = job.options;
+  HEADRACE_TRY(make_executor(job, true, engine));
+  if (options.on_made) {
+    options.on_made();
+  }
+  HEADRACE_TRY(engine.executor->load([&](int unit, std::int64_t begin, std::span<float> out) {
+    model::initialize_range(
+        job.spec, options.architecture, {.seed = options.seed, .unit = unit, .begin = begin}, out);
+    if (options.on_weights) {
+      options.on_weights(unit, begin, out);
+    }
+    return Status();
+  }));
+  HEADRACE_TRY(run_steps(options, engine, 0, record));
+  return read_params(job.spec, engine, record);
+}
+
+// From the last commit, on the CPU.
+Status run_rest(const Job& job, Engine& engine, RunRecord& record) {
+  const tiers::nvme::CommitRecord commit = *engine.store->last_commit();
+  record.resumed_at = static_cast<int>(commit.step);
+  record.losses.resize(static_cast<std::size_t>(commit.step));
+  record.norms.resize(static_cast<std::size_t>(commit.step));
+  HEADRACE_TRY(make_executor(job, false, engine));
+  HEADRACE_TRY(engine.executor->load_committed(commit.update_count));
+  HEADRACE_TRY(run_steps(job.options, engine, record.resumed_at, record));
+  return read_params(job.spec, engine, record);
 }
 
 void run_into(const RunOptions& options, RunRecord& record) {
@@ -152,45 +229,38 @@ void run_into(const RunOptions& options, RunRecord& record) {
   record.plan = *plan;
   record.host_arena_bytes = plan->host_arena_bytes;
   record.device_arena_bytes = plan->device_arena_bytes;
-  auto model = model::make_model(options.architecture, *spec, batch);
-  ASSERT_TRUE(model) << text_of(model.error());
-  Engine engine;
-  engine.runtime.races = &engine.races;
+  const Job job{.options = options, .batch = batch, .spec = *spec, .plan = *plan};
   tiers::nvme::StoreOptions store_options;
   store_options.folders = {{.path = folder.path()}};
-  store_options.slots = 1;
+  store_options.slots = options.commit_every_step ? 2 : 1;
+  store_options.prewrite = false;  // nothing is timed
   auto store = tiers::nvme::Store::create(store_options, contents_of(*plan));
   ASSERT_TRUE(store) << text_of(store.error());
+  const std::string id = (*store)->id();
+  Engine engine;
   engine.store = std::move(*store);
-  const exec::ExecutorOptions executor_options{.compute_threads = options.compute_threads,
-                                               .optimizer_threads = options.optimizer_threads,
-                                               .h2d_bytes_per_s = {},
-                                               .d2h_bytes_per_s = {},
-                                               .drives = {}};
-  auto executor = exec::Executor::create(
-      engine.runtime, *plan, *spec, std::move(*model), engine.store.get(), executor_options);
-  ASSERT_TRUE(executor) << text_of(executor.error());
-  engine.executor = std::move(*executor);
-  const Status loaded =
-      engine.executor->load([&](int unit, std::int64_t begin, std::span<float> out) -> Status {
-        model::initialize_range(
-            *spec, options.architecture, {.seed = options.seed, .unit = unit, .begin = begin}, out);
-        if (options.on_weights) {
-          options.on_weights(unit, begin, out);
-        }
-        return {};
-      });
-  ASSERT_TRUE(loaded) << text_of(loaded.error());
-  run_steps(options, engine, record);
+  note_error(options, record, run_first(job, engine, record));
   record.races = engine.races.races().size();
   record.first_race = record.races > 0 ? engine.races.races().front().text : "";
-  for (std::size_t u = 0; u < spec->units.size() && !options.may_fail; ++u) {
-    std::vector<float> values(static_cast<std::size_t>(spec->units[u].elements));
-    const Status read = engine.executor->read_params(static_cast<int>(u), 0, values);
-    ASSERT_TRUE(read) << text_of(read.error());
-    record.params.insert(record.params.end(), values.begin(), values.end());
+  record.waits = engine.races.waits_checked();
+  record.implied_waits = engine.races.implied_waits();
+  if (options.on_end) {
+    options.on_end();
   }
   engine.executor.reset();
+  if (!record.error || !options.commit_every_step) {
+    return;
+  }
+  engine.store.reset();
+  auto reopened = tiers::nvme::Store::open({folder.path()}, id, tiers::nvme::Store::Access::kWrite);
+  ASSERT_TRUE(reopened) << text_of(reopened.error());
+  if (!(*reopened)->last_commit()) {
+    return;
+  }
+  Engine next;
+  next.store = std::move(*reopened);
+  const Status rest = run_rest(job, next, record);
+  ASSERT_TRUE(rest) << text_of(rest.error());
 }
 
 }  // namespace

@@ -41,6 +41,14 @@ struct RunOptions {
   std::function<void(plan::Plan& plan)> on_plan;  // may damage it
   bool may_fail = false;              // errors and races are recorded, not failures of the test
   std::optional<int> evaluate_after;  // a step after which the loss is evaluated as well
+  // See exec::ExecutorOptions; then `on_made` once the executor is there and before it loads, and
+  // `on_end` before it is destroyed. Of the first executor only.
+  decltype(exec::ExecutorOptions::make_device) make_device;
+  std::function<void()> on_made, on_end;
+  // Commits after every step. Where anything fails after a commit (with may_fail), another
+  // executor, on the CPU, goes on from the last one, and the record is that of the steps that were
+  // committed.
+  bool commit_every_step = false;
 };
 
 struct RunRecord {
@@ -53,9 +61,12 @@ struct RunRecord {
   std::vector<float> params;  // every unit, padding included
   std::size_t races = 0;
   std::string first_race;
+  std::uint64_t waits = 0, implied_waits = 0;  // of queues for others, as the race checker counts
   std::uint64_t host_arena_bytes = 0, device_arena_bytes = 0;
   std::uint64_t nvme_read_bytes = 0, nvme_write_bytes = 0;
   plan::Plan plan;
+  std::optional<Error> error;  // the first, with may_fail
+  int resumed_at = -1;         // steps that the commit had which was resumed
 };
 
 // GPT-2 (tied) and Llama (untied, grouped-query) of a few blocks; sizes that are no multiples of

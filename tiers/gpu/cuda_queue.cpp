@@ -6,6 +6,7 @@
 #include "tiers/gpu/cuda_queue.hpp"
 
 #include <cuda_runtime_api.h>
+#include <fmt/format.h>
 
 #include <algorithm>
 #include <exception>
@@ -93,6 +94,9 @@ CudaQueue::Slot& CudaQueue::claim() {
 void CudaQueue::publish() {
   {
     const std::scoped_lock lock(signals_.mutex);
+    if (head_ == tail_) {
+      front_since_ns_ = TraceRecorder::now_ns();
+    }
     ++tail_;
     ++signals_.news;
   }
@@ -132,6 +136,27 @@ std::optional<Queue::PendingWait> CudaQueue::next_wait(std::uint64_t after, std:
     }
   }
   return std::nullopt;
+}
+
+std::optional<QueueWait> CudaQueue::describe_wait() const {
+  const std::scoped_lock lock(signals_.mutex);
+  if (head_ == tail_) {
+    return std::nullopt;
+  }
+  const Slot& slot = ring_[head_ % ring_.size()];
+  QueueWait wait;
+  wait.since_ns = front_since_ns_;
+  if (slot.kind == Kind::kWait) {
+    wait.kind = QueueWait::Kind::kWaits;
+    wait.what = fmt::format(
+        "{}: waits for ticket {} of {}", name(), slot.event.ticket(), slot.event.queue()->name());
+  } else {
+    wait.what = fmt::format("{}: runs {} (#{})", name(), slot.name, slot.id);
+  }
+  if (tail_ - head_ > 1) {
+    wait.what += fmt::format("; {} behind it", tail_ - head_ - 1);
+  }
+  return wait;
 }
 
 // ---- the poller's side ----
@@ -230,7 +255,7 @@ bool CudaQueue::foreign_is_done(const Event& event) {
 Status CudaQueue::run_body(Slot& slot) {
   try {
     if (slot.kind == Kind::kBody && launch_body_ != nullptr) {
-      return launch_body_(stream_.get(), slot.name, slot.body);
+      return check(launch_body_(stream_.get(), slot.body), "cudaLaunchKernelExC", device_);
     }
     return slot.body();
   } catch (const std::bad_alloc&) {
@@ -290,6 +315,7 @@ void CudaQueue::finish_front(Slot& slot) {
   {
     const std::scoped_lock lock(signals_.mutex);
     ++head_;
+    front_since_ns_ = now;
   }
   not_full_.notify_one();
 }

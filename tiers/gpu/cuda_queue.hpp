@@ -48,8 +48,8 @@ struct CudaEventTraits {
 using UniqueStream = Unique<StreamTraits>;
 using UniqueCudaEvent = Unique<CudaEventTraits>;
 
-// Puts a plain body on a stream as an operation of its own.
-using BodyLauncher = Status (*)(CUstream_st* stream, const char* name, const Body& body);
+// Puts a plain body on a stream as an operation of its own; returns a cudaError_t.
+using BodyLauncher = int (*)(CUstream_st* stream, const Body& body);
 
 // What the poller and those who wake it share.
 struct PollerSignals {
@@ -89,6 +89,8 @@ class CudaQueue final : public Queue {
   }
 
   [[nodiscard]] CUstream_st* stream() const { return stream_.get(); }
+
+  [[nodiscard]] std::optional<QueueWait> describe_wait() const override;
 
  protected:
   void push(const Operation& operation, Body body) override;
@@ -147,8 +149,9 @@ class CudaQueue final : public Queue {
   UniqueStream stream_;
   std::vector<Slot> ring_;
   std::condition_variable not_full_;
-  std::uint64_t head_ = 0;  // slots given back; under signals_.mutex
-  std::uint64_t tail_ = 0;  // slots put; under signals_.mutex
+  std::uint64_t head_ = 0;           // slots given back; under signals_.mutex
+  std::uint64_t tail_ = 0;           // slots put; under signals_.mutex
+  std::int64_t front_since_ns_ = 0;  // slot head_ is the oldest since; under signals_.mutex
   WaitCompletion completion_;
   bool wait_registered_ = false;
   bool wait_over_ = false;  // under signals_.mutex

@@ -155,6 +155,21 @@ TEST_F(CudaQueues, APlainBodyRunsOnThePollerOnceWhatCameBeforeIsOver) {
   EXPECT_NE(first, std::this_thread::get_id());
 }
 
+TEST_F(CudaQueues, WhatAQueueIsAtIsKnown) {
+  EXPECT_FALSE(poller_->queue(1).describe_wait().has_value());
+  ThreadQueue host(runtime_, "host", {});
+  Gate gate;
+  gate.block(host);
+  poller_->queue(1).wait(host.record());
+  poller_->queue(1).submit({.name = "copy", .id = 7}, [] {});
+  const auto wait = poller_->queue(1).describe_wait();
+  ASSERT_TRUE(wait.has_value());
+  EXPECT_EQ(wait->what, "h2d: waits for ticket 1 of host; 1 behind it");
+  EXPECT_EQ(wait->kind, QueueWait::Kind::kWaits);
+  gate.open();
+  EXPECT_TRUE(poller_->queue(1).drain().has_value());
+}
+
 TEST_F(CudaQueues, AnErrorNamesItsOperation) {
   poller_->queue(1).issue({.name = "copy to device", .id = 12}, [](cudaStream_t) -> Status {
     return check(cudaErrorInvalidValue, "cudaMemcpyAsync", 0);

@@ -7,6 +7,7 @@
 #include <mutex>
 #include <utility>
 
+#include "core/assert.hpp"
 #include "core/error.hpp"
 #include "tiers/gpu/emulated/engine.hpp"
 
@@ -45,14 +46,16 @@ cudaError_t with_call(const char* function,
 // The argument of launch_body's kernel.
 void run_body(void** arguments) {
   Body& body = *static_cast<Body*>(arguments[0]);
+  Engine& engine = engine_locked();  // of the call that made this kernel run
   Status status;
   try {
+    const std::unique_lock<Cores> held =
+        engine.cores != nullptr ? engine.cores->hold() : std::unique_lock<Cores>();
     status = body();
   } catch (const std::exception& exception) {
     status = operating_error(exception.what());
   }
   if (!status) {
-    Engine& engine = engine_locked();  // of the call that made this kernel run
     engine.violate("a kernel failed: " + format_error(status.error(), true));
     engine.lose_device(cudaErrorLaunchFailure);
   }
@@ -117,25 +120,23 @@ void register_kernel(Kernel kernel, std::vector<std::size_t> argument_bytes) {
   engine_locked().kernels[kernel] = std::move(argument_bytes);
 }
 
-Status launch_body(CUstream_st* stream, const char* name, const Body& body) {
+void use_cores(Cores& cores) {
+  const std::scoped_lock lock(lock_of_all());
+  engine_locked().cores = &cores;
+}
+
+int launch_body(CUstream_st* stream, const Body& body) {
   static const bool is_registered = [] {
     register_kernel(run_body, {sizeof(Body)});
     return true;
   }();
+  HEADRACE_ASSERT(is_registered, "a kernel is known before it is launched");
   cudaLaunchConfig_t config = {};
   config.gridDim = config.blockDim = {1, 1, 1};
   config.stream = stream;
   Body copy = body;
   void* arguments[] = {&copy};
-  const cudaError_t error =
-      is_registered
-          ? cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(run_body), arguments)
-          : cudaErrorUnknown;
-  if (error != cudaSuccess) {
-    return operating_error(std::string("cannot launch '") + name +
-                           "': " + cudaGetErrorString(error));
-  }
-  return {};
+  return cudaLaunchKernelExC(&config, reinterpret_cast<const void*>(run_body), arguments);
 }
 
 }  // namespace headrace::tiers::gpu::emulated

@@ -108,6 +108,7 @@ class Engine {
   cudaError_t last_error = cudaSuccess;
   std::vector<std::string> violations;
   std::map<Kernel, std::vector<std::size_t>> kernels;
+  Cores* cores = nullptr;
 
  private:
   struct Allocation {

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "tiers/device.hpp"
 #include "tiers/queue.hpp"
 
 struct CUstream_st;
@@ -56,8 +57,12 @@ void fail_operation(std::uint64_t operations, int error);
 using Kernel = void (*)(void** arguments);
 void register_kernel(Kernel kernel, std::vector<std::size_t> argument_bytes);
 
+// What bodies that launch_body puts on streams hold while they run, as those of a CPU device do.
+// Until start().
+void use_cores(Cores& cores);
+
 // Runs a queue's plain body as a kernel of `stream`: how CPU kernels stand in for GPU kernels. A
 // body that fails is a launch failure, and its text a violation.
-[[nodiscard]] Status launch_body(CUstream_st* stream, const char* name, const Body& body);
+[[nodiscard]] int launch_body(CUstream_st* stream, const Body& body);
 
 }  // namespace headrace::tiers::gpu::emulated
