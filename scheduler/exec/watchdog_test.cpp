@@ -177,6 +177,7 @@ TEST_F(WatchdogTest, AnOperationThatComputesForLongIsNamedAsOne) {
   expect_contains(text, "compute: runs forward (#12)");
   expect_contains(text, "whether it computes");
   gate.open();
+  HEADRACE_EXPECT_OK(compute_->drain());  // before the gate goes
 }
 
 TEST_F(WatchdogTest, WhatTheSchedulerDoesItselfCountsToo) {

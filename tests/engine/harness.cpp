@@ -173,6 +173,7 @@ Status make_executor(const Job& job, bool first, Engine& engine) {
                                          .h2d_bytes_per_s = {},
                                          .d2h_bytes_per_s = {},
                                          .drives = {}};
+  executor_options.stuck_after_s = 1;  // it looks, beside all else
   if (first) {
     executor_options.make_device = job.options.make_device;
   }
