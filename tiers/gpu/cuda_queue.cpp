@@ -173,7 +173,9 @@ bool CudaQueue::advance() {
   }
   while (has_unfinished()) {
     Slot& slot = ring_[finished_slots_ % ring_.size()];
-    if (!front_is_over(slot)) {
+    // Whoever sees this ticket finished sees that of what it waited for finished too.
+    const bool in_order = slot.kind != Kind::kWait || slot.event.done();
+    if (!in_order || !front_is_over(slot)) {
       break;
     }
     finish_front(slot);
