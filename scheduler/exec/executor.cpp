@@ -150,11 +150,14 @@ Status ExecutorImpl::create_watchdog(const ExecutorOptions& options) {
     }
     return waits;
   };
+  // Whatever was configured: no more often than it is worth to look, and within 64 bits.
   constexpr double kNsPerSecond = 1e9;
-  HEADRACE_ASSIGN(
-      watchdog_,
-      Watchdog::create(std::move(source),
-                       static_cast<std::int64_t>(*options.stuck_after_s * kNsPerSecond)));
+  constexpr double kLimitNsMin = 1e6;
+  constexpr double kLimitNsMax = 1e18;
+  const double limit_ns =
+      std::clamp(*options.stuck_after_s * kNsPerSecond, kLimitNsMin, kLimitNsMax);
+  HEADRACE_ASSIGN(watchdog_,
+                  Watchdog::create(std::move(source), static_cast<std::int64_t>(limit_ns)));
   return {};
 }
 
