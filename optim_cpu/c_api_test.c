@@ -13,7 +13,7 @@ static int failures = 0;
 
 static void expect(int fact, const char* what) {
   if (!fact) {
-    fprintf(stderr, "not so: %s\n", what);
+    (void)fprintf(stderr, "not so: %s\n", what);
     ++failures;
   }
 }
@@ -46,7 +46,10 @@ static void updates_move_weights(headrace_optim_context* context,
   headrace_adamw settings = usual_settings();
   headrace_update_stats stats;
   int i;
-  EXPECT(state_bytes > 0);
+  if (state_bytes == 0) {
+    expect(0, "a state has bytes");
+    return;
+  }
   tensor.weight = calloc(ELEMENTS, 4);
   tensor.state = calloc(state_bytes, 1);
   tensor.grad = grad;

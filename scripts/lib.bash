@@ -6,6 +6,9 @@ root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 build_root=${HEADRACE_BUILD_DIR:-$root/build}
 jobs=${HEADRACE_JOBS:-$(nproc)}
 
+# A compiler cache, where there is one, serves every clone: paths are relative to the tree.
+export CCACHE_BASEDIR=$root CCACHE_NOHASHDIR=1
+
 # A heading, with the minutes and seconds since the script began.
 say() { printf '\n== [%d:%02d] %s\n' $((SECONDS / 60)) $((SECONDS % 60)) "$*"; }
 
