@@ -7,8 +7,7 @@
 // and compared. Threads: the main one submits, the engine's runs.
 //
 //   store_bench FOLDER [--depth N] [--request-kib N] [--lanes N] [--tile-mib N] [--total-gib N]
-//   [--rounds N]
-//                      [--only tier,fio,latency,pages]
+//               [--rounds N] [--sum-thread on|off] [--only tier,fio,latency,pages]
 //
 //   tier     read, write, mixed: GB/s of all sides, core-seconds per GB and where they went. What
 //            the bare loop loses to the thread that sums is what summing costs here however it is
@@ -55,6 +54,7 @@ struct Settings {
   std::uint64_t tile_bytes = std::uint64_t{8} << 20U;
   std::uint64_t total_bytes = std::uint64_t{2} << 30U;
   int rounds = 5;
+  bool sum_thread = true;
   std::string only = "tier,fio,latency,pages";
 };
 
@@ -192,6 +192,7 @@ void Bench::make_engine() {
   options.io_depth = static_cast<int>(settings_.io_depth);
   options.request_bytes_max = settings_.request_bytes;
   options.buffers = {buffers_->bytes()};
+  options.sum_thread = settings_.sum_thread;
   Result<std::unique_ptr<IoEngine>> engine = IoEngine::create(runtime_, *store_, 0, options);
   if (!engine) {
     fail(engine.error());
@@ -533,6 +534,7 @@ std::optional<Settings> parse(std::span<char*> arguments) {
   settings.tile_bytes = number("--tile-mib", settings.tile_bytes >> 20U) << 20U;
   settings.total_bytes = number("--total-gib", settings.total_bytes >> 30U) << 30U;
   settings.rounds = static_cast<int>(number("--rounds", static_cast<unsigned>(settings.rounds)));
+  settings.sum_thread = options["--sum-thread"] != "off";
   if (options.contains("--only")) {
     settings.only = options["--only"];
   }
@@ -552,8 +554,8 @@ int main(int argc, char** argv) {
   if (!settings) {
     fmt::print(stderr,
                "store_bench FOLDER [--depth N] [--request-kib N] [--lanes N] [--tile-mib N] "
-               "[--total-gib N] "
-               "[--rounds N] [--only tier,fio,latency,pages]\n");
+               "[--total-gib N] [--rounds N] [--sum-thread on|off] "
+               "[--only tier,fio,latency,pages]\n");
     return 2;
   }
   return nvme::main_of(*settings);

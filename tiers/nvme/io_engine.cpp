@@ -4,8 +4,9 @@
 // Invariant: at most io_depth requests and bytes_in_flight_max bytes are in flight, and as many
 // again of what is wanted now while others are; a request is either free or with the back end. The
 // thread sleeps in the back end only, in one place, and everything that it waits for ends that
-// sleep: completions, wakes (Signals), and a timeout while a cap holds transfers back. It does not
-// sleep while there is something to sum.
+// sleep: completions, wakes (Signals), and a timeout while a cap holds transfers back. It sums what
+// transfers stand still for, and what no other thread (SumThread) sums, and does not sleep
+// meanwhile.
 #include "tiers/nvme/io_engine.hpp"
 
 #include <fmt/format.h>
@@ -35,6 +36,7 @@
 #include "tiers/nvme/io_lane.hpp"
 #include "tiers/nvme/pacer.hpp"
 #include "tiers/nvme/page_buffer.hpp"
+#include "tiers/nvme/sum_thread.hpp"
 
 namespace headrace::tiers::nvme {
 namespace {
@@ -42,7 +44,7 @@ namespace {
 constexpr std::size_t kRequestBytesLimit = std::size_t{1} << 30U;
 // 1 MiB, some 50 us: what completes meanwhile is answered together, which costs the drive less than
 // a call for each.
-constexpr int kBlocksToSumMax = 8;
+constexpr std::uint64_t kBlocksToSumMax = 8;
 constexpr int kRetriesMax = 64;  // of one request without progress
 // After so many requests' bytes in the order of urgency, one request is of the lane that was passed
 // longest, if it was passed by as many: so nothing starves, and urgency costs 1/17 at most.
@@ -78,6 +80,12 @@ struct InFlight {
   }
 };
 
+// Whose requests and sums come first: the most urgent lane's, among equals those of the transfer
+// that began first.
+bool sooner(const Lane& a, const Lane& b) {
+  return std::pair(a.urgency, a.transfer.number) < std::pair(b.urgency, b.transfer.number);
+}
+
 class Engine final : public IoEngine {
  public:
   Engine(Runtime& runtime,
@@ -112,6 +120,7 @@ class Engine final : public IoEngine {
 
   // The engine's thread.
   [[nodiscard]] Status make_backend();
+  void start_sum_thread();
   bool iterate(bool may_sleep);
   bool advance(Lane& lane);
   void begin(Lane& lane);
@@ -129,7 +138,11 @@ class Engine final : public IoEngine {
   void moved(Request& request, std::uint64_t bytes);
   void retry(Request& request);
   void release(Request& request);
-  [[nodiscard]] Lane* lane_to_sum();
+  bool give_sums();
+  void take_sums();
+  [[nodiscard]] Lane* lane_to_sum(bool waiting_only);
+  [[nodiscard]] Transfer::Blocks claim_sums(Lane& lane, std::uint64_t blocks_max);
+  void finish_sums(Lane& lane, const Transfer::Blocks& blocks, Status status);
   void sum_some(Lane& lane);
   void raise(const Lane& lane, Error error);
   void raise_transfer(const Lane& lane, Error error);
@@ -156,8 +169,8 @@ class Engine final : public IoEngine {
   BackendFacts facts_{};
   Pacer read_pacer_;
   Pacer write_pacer_;
-  std::uint64_t begun_ = 0;  // transfers
-  int blocks_to_sum_ = 1;    // at once
+  std::uint64_t begun_ = 0;          // transfers
+  std::uint64_t blocks_to_sum_ = 1;  // at once
   InFlight in_flight_;
   InFlight wanted_now_in_flight_;   // a part of in_flight_
   std::uint64_t urgent_bytes_ = 0;  // handed over since the longest passed lane had its turn
@@ -166,7 +179,8 @@ class Engine final : public IoEngine {
   std::atomic<std::uint64_t> read_bytes_{0};
   std::atomic<std::uint64_t> write_bytes_{0};
   std::atomic<std::uint64_t> resubmitted_{0};
-  std::atomic<std::int64_t> sum_ns_{0};
+  std::atomic<std::int64_t> sum_ns_{0};  // of the engine's thread
+  std::unique_ptr<SumThread> sum_thread_;
   std::thread thread_;
 };
 
@@ -247,10 +261,14 @@ Status Engine::start() {
     set_flush_to_zero();
     Status status = make_backend();
     const bool ready = status.has_value();
+    if (ready && options_.sum_thread) {
+      start_sum_thread();
+    }
     made.set_value(std::move(status));
     while (ready && !ended_) {
       iterate(true);
     }
+    sum_thread_.reset();  // it wakes by way of the back end
     backend_.reset();
   };
   try {
@@ -261,6 +279,19 @@ Status Engine::start() {
         .with_hint("raise the limit of processes: `ulimit -u`, or the container's pids limit");
   }
   return result.get();
+}
+
+void Engine::start_sum_thread() {
+  Result<std::unique_ptr<SumThread>> started = SumThread::start(store_, [this] {
+    const std::scoped_lock lock(signals_.mutex);
+    signals_.wake_engine();
+  });
+  if (started) {
+    sum_thread_ = std::move(*started);
+  } else {
+    log_debug(fmt::format(
+        "{} ({}): the engine's own thread sums", started.error().what, started.error().why));
+  }
 }
 
 Engine::~Engine() {  // NOLINT(bugprone-exception-escape)
@@ -290,7 +321,8 @@ IoTotals Engine::totals() const {
   return IoTotals{.read_bytes = read_bytes_.load(std::memory_order_relaxed),
                   .write_bytes = write_bytes_.load(std::memory_order_relaxed),
                   .resubmitted = resubmitted_.load(std::memory_order_relaxed),
-                  .sum_ns = sum_ns_.load(std::memory_order_relaxed)};
+                  .sum_ns = sum_ns_.load(std::memory_order_relaxed) +
+                            (sum_thread_ == nullptr ? 0 : sum_thread_->cpu_ns())};
 }
 
 std::size_t Engine::memory_bytes() const {
@@ -326,6 +358,7 @@ bool Engine::iterate(bool may_sleep) {
     const std::scoped_lock lock(signals_.mutex);
     signals_.awake = false;  // whoever comes from now on wakes again
   }
+  take_sums();
   bool progress = false;
   for (Lane& lane : lanes_) {
     progress = advance(lane) || progress;
@@ -341,9 +374,10 @@ bool Engine::iterate(bool may_sleep) {
     ended_ = true;
     return progress;
   }
-  Lane* const to_sum = lane_to_sum();
+  const bool checked = give_sums();
+  Lane* const to_sum = lane_to_sum(sum_thread_ != nullptr);
   std::optional<std::int64_t> timeout_ns;
-  if (to_sum != nullptr) {
+  if (to_sum != nullptr || checked) {
     timeout_ns = 0;
   } else if (delay_ns > 0) {
     timeout_ns = delay_ns;
@@ -364,7 +398,7 @@ bool Engine::iterate(bool may_sleep) {
 // A transfer that a fault has stopped with nothing in flight: no completion will tell of its end.
 bool Engine::stopped_transfer() const {
   return runtime_.fault.raised() && std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
-           return lane.phase == Lane::Phase::kTransferring && lane.transfer.in_flight == 0;
+           return lane.phase == Lane::Phase::kTransferring && !lane.transfer.under_way();
          });
 }
 
@@ -395,7 +429,7 @@ bool Engine::advance(Lane& lane) {
       lane.finish_current();
     } else if (lane.phase == Lane::Phase::kTransferring) {
       const bool over = lane.transfer.complete() || runtime_.fault.raised();
-      if (!over || lane.transfer.in_flight > 0) {
+      if (!over || lane.transfer.under_way()) {
         return progress;
       }
       end_transfer(lane);
@@ -557,9 +591,6 @@ bool Engine::has_room(std::uint64_t bytes, bool wanted_now) const {
 Engine::Choice Engine::next_lane(std::int64_t now_ns) {
   Choice choice;
   Lane* longest_passed = nullptr;
-  const auto sooner = [](const Lane& a, const Lane& b) {
-    return std::pair(a.urgency, a.transfer.number) < std::pair(b.urgency, b.transfer.number);
-  };
   for (Lane& lane : lanes_) {
     if (lane.phase != Lane::Phase::kTransferring || !lane.transfer.next()) {
       continue;
@@ -704,27 +735,76 @@ void Engine::release(Request& request) {
   free_requests_.push_back(&request);
 }
 
-// The most urgent lane that has something to sum.
-Lane* Engine::lane_to_sum() {
+// The most urgent lane that has something to sum; with waiting_only, that can do nothing else.
+Lane* Engine::lane_to_sum(bool waiting_only) {
   Lane* found = nullptr;
   if (runtime_.fault.raised()) {
     return found;
   }
   for (Lane& lane : lanes_) {
     if (lane.phase == Lane::Phase::kTransferring && lane.transfer.sums_pending() &&
-        (found == nullptr || lane.urgency < found->urgency)) {
+        (!waiting_only || lane.transfer.waits_for_sums()) &&
+        (found == nullptr || sooner(lane, *found))) {
       found = &lane;
     }
   }
   return found;
 }
 
-void Engine::sum_some(Lane& lane) {
-  const std::int64_t begin_ns = thread_cpu_ns();
-  if (Status status = lane.transfer.sum_some(store_, blocks_to_sum_); !status) {
+// None: the header was found wrong, or was all that there is.
+Transfer::Blocks Engine::claim_sums(Lane& lane, std::uint64_t blocks_max) {
+  Result<Transfer::Blocks> blocks = lane.transfer.claim_sums(store_, blocks_max);
+  if (!blocks) {
+    raise(lane, std::move(blocks).error());
+    return {};
+  }
+  return *blocks;
+}
+
+void Engine::finish_sums(Lane& lane, const Transfer::Blocks& blocks, Status status) {
+  lane.transfer.summed(blocks);
+  if (!status) {
     raise(lane, std::move(status).error());
   }
+}
+
+void Engine::sum_some(Lane& lane) {
+  const std::int64_t begin_ns = thread_cpu_ns();
+  const Transfer::Blocks blocks = claim_sums(lane, blocks_to_sum_);
+  finish_sums(lane, blocks, lane.transfer.sum(store_, blocks));
   sum_ns_.fetch_add(thread_cpu_ns() - begin_ns, std::memory_order_relaxed);
+}
+
+// As much as the other thread takes, the most urgent first. True: a header was checked, which may
+// have been the last that its transfer needed.
+bool Engine::give_sums() {
+  bool checked = false;
+  if (sum_thread_ == nullptr) {
+    return checked;
+  }
+  while (sum_thread_->has_room()) {
+    Lane* const lane = lane_to_sum(false);
+    if (lane == nullptr) {
+      break;
+    }
+    const Transfer::Blocks blocks = claim_sums(*lane, kBlocksToSumMax);
+    if (blocks.begin < blocks.end) {
+      sum_thread_->give({.lane = lane, .blocks = blocks, .awaited = lane->transfer.last(blocks)});
+    } else {
+      checked = true;
+    }
+  }
+  return checked;
+}
+
+void Engine::take_sums() {
+  while (sum_thread_ != nullptr) {
+    std::optional<SumThread::Done> done = sum_thread_->take();
+    if (!done) {
+      return;
+    }
+    finish_sums(*done->work.lane, done->work.blocks, std::move(done->status));
+  }
 }
 
 void Engine::raise_transfer(const Lane& lane, Error error) {

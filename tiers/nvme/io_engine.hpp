@@ -7,7 +7,7 @@
 // bounded, so that a read that is wanted now waits for no more than those bytes. No lane that has
 // work starves. Every completion's result is looked at: short I/O goes on, EINTR/EAGAIN is retried,
 // an error raises the runtime's fault with the operation, path, offset and what to do. Sums are
-// made and checked on the engine's thread while other bytes are in flight. Nothing is copied: the
+// made and checked on a second thread, while other bytes are in flight. Nothing is copied: the
 // back end gets the caller's memory, which must be page-aligned and stay valid until the event.
 //
 // Threads: read, write and Queue's submitting calls by one scheduler thread; create and the
@@ -59,6 +59,9 @@ struct EngineOptions {
   BackendFactory make_backend = make_system_backend;
   // No thread: nothing happens but in turn(). For simulations that a seed decides.
   bool driven_by_caller = false;
+  // A second thread makes and checks sums; without it the engine's does, between completions.
+  // Where none can be started the engine's does, too. Not with driven_by_caller.
+  bool sum_thread = true;
 };
 
 class IoLane : public Queue {

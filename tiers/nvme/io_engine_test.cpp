@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -65,10 +66,17 @@ class IoEngineTest : public ::testing::Test {
     EXPECT_EQ(std::memcmp(source.bytes().data(), target.bytes().data(), bytes), 0);
   }
 
-  // The error of reading the extent through a lane of an engine of its own.
+  // The error of reading the extent through a lane of an engine of its own, whichever thread sums.
   Error read_error(const ExtentKey& key) {
+    Error error = read_error(key, true);
+    const Error without = read_error(key, false);
+    EXPECT_EQ(format_error(error, true), format_error(without, true));
+    return error;
+  }
+
+  Error read_error(const ExtentKey& key, bool sum_thread) {
     Runtime runtime;
-    const auto engine = make_engine(runtime, *store_);
+    const auto engine = make_engine(runtime, *store_, {.sum_thread = sum_thread});
     const PageBuffer target = pages(store_->read_place(key).payload_bytes);
     engine->lane(0).read(key, target.bytes(), 7);
     const Status status = engine->lane(0).drain();
@@ -100,18 +108,45 @@ TEST_F(IoEngineTest, AnyDepthRequestSizeAndRingMakesProgress) {
   for (const int io_depth : {1, 2, 7}) {
     for (const std::size_t request_pages : {1UL, 3UL, 32UL, 4096UL}) {
       for (const std::size_t lane_capacity : {1UL, 3UL}) {
-        const auto engine = make_engine(runtime_,
-                                        *store_,
-                                        {.lanes = 3,
-                                         .io_depth = io_depth,
-                                         .request_bytes_max = request_pages * kPageBytes,
-                                         .lane_capacity = lane_capacity});
-        round_trip(engine->lane(0), kSmallParam, 0);
-        round_trip(engine->lane(1), {.unit = 0, .tile = 1, .kind = ExtentKind::kParam}, 1);
-        round_trip(engine->lane(2), kLargeState, 2);
+        for (const bool sum_thread : {true, false}) {
+          const auto engine = make_engine(runtime_,
+                                          *store_,
+                                          {.lanes = 3,
+                                           .io_depth = io_depth,
+                                           .request_bytes_max = request_pages * kPageBytes,
+                                           .lane_capacity = lane_capacity,
+                                           .sum_thread = sum_thread});
+          round_trip(engine->lane(0), kSmallParam, 0);
+          round_trip(engine->lane(1), {.unit = 0, .tile = 1, .kind = ExtentKind::kParam}, 1);
+          round_trip(engine->lane(2), kLargeState, 2);
+        }
       }
     }
   }
+}
+
+TEST_F(IoEngineTest, WhereNoThreadForSumsCanBeStartedTheEnginesOwnSums) {
+  testing::write_all_extents(*store_, 1);
+  const int result = testing::in_a_child([&] {
+    // This thread and the engine's: where the user has others, not even that one can be started.
+    const rlimit limit{.rlim_cur = 2, .rlim_max = 2};
+    if (!testing::become_an_ordinary_user() || ::setrlimit(RLIMIT_NPROC, &limit) != 0) {
+      return 77;
+    }
+    Runtime runtime;
+    Result<std::unique_ptr<IoEngine>> engine =
+        IoEngine::create(runtime, *store_, 0, {.make_backend = make_uring_backend});
+    if (!engine) {
+      return 77;
+    }
+    const PageBuffer target = pages(store_->read_place(kLargeState).payload_bytes);
+    (*engine)->lane(0).read(kLargeState, target.bytes(), 1);
+    return (*engine)->lane(0).drain() ? 0 : 1;
+  });
+  if (result == 77) {
+    GTEST_SKIP() << "processes cannot be limited to two here, or io_uring cannot be had";
+  }
+  EXPECT_EQ(result, 0);
 }
 
 TEST_F(IoEngineTest, WaitingWithNothingQueuedReturnsAtOnce) {

@@ -14,7 +14,7 @@ void Transfer::begin(const Store& store, const Start& start) {
   const std::uint64_t bytes = start.place.payload_bytes;
   chunks_ = (bytes + start.chunk_bytes - 1) / start.chunk_bytes;
   blocks_ = start.sums ? format::sum_count(bytes) : 0;
-  turns_ = moved_bytes_ = header_moved_ = sums_ = ready_count_ = 0;
+  turns_ = moved_bytes_ = header_moved_ = claimed_ = sums_ = ready_count_ = 0;
   header_checked_ = false;
   in_flight = 0;
   passed_bytes = 0;
@@ -93,29 +93,40 @@ std::span<const std::byte> Transfer::block(std::uint64_t index) const {
 
 bool Transfer::sums_pending() const {
   if (start_.write) {
-    return sums_ < blocks_;
+    return claimed_ < blocks_;
   }
-  return header_moved_ == start_.place.header_bytes && (!header_checked_ || sums_ < ready_count_);
+  return header_moved_ == start_.place.header_bytes &&
+         (!header_checked_ || claimed_ < ready_count_);
 }
 
-Status Transfer::sum_some(const Store& store, int blocks_max) {
+Result<Transfer::Blocks> Transfer::claim_sums(const Store& store, std::uint64_t blocks_max) {
   if (!start_.write && !header_checked_) {
     HEADRACE_TRY(store.check_header(start_.key, start_.place, header()));
     header_checked_ = true;
   }
-  for (int i = 0; i < blocks_max && sums_pending(); ++i) {
+  const std::uint64_t ready = start_.write ? blocks_ : ready_count_;
+  const std::uint64_t begin = claimed_;
+  claimed_ = std::min(begin + blocks_max, ready);
+  return Blocks{.begin = begin, .end = claimed_};
+}
+
+Status Transfer::sum(const Store& store, const Blocks& blocks) const {
+  for (std::uint64_t i = blocks.begin; i < blocks.end; ++i) {
     if (start_.write) {
-      Store::set_sum(header(), sums_, block(sums_));
+      Store::set_sum(header(), i, block(i));
     } else {
-      const std::uint64_t index = ready_[sums_];
+      const std::uint64_t index = ready_[i];
       HEADRACE_TRY(store.check_sum(start_.key, start_.place, header(), index, block(index)));
     }
-    ++sums_;
   }
+  return {};
+}
+
+void Transfer::summed(const Blocks& blocks) {
+  sums_ += blocks.end - blocks.begin;
   if (start_.write && sums_ == blocks_) {
     Store::finish_header(header());
   }
-  return {};
 }
 
 }  // namespace headrace::tiers::nvme

@@ -6,9 +6,10 @@
 // sub-block once it and the header have arrived; a write hands the first part over last, when all
 // sums are in the header. So sums are made while other bytes are in flight, and a header that is
 // there says that the write came to its end.
-// Invariant: each position is handed over once; complete() means that all bytes have moved and all
-// sums are made or checked. Memory is taken at construction. Thread: the engine's. Failure:
-// sum_some() returns what the store says.
+// Invariant: each position is handed over once, each sub-block claimed once; complete() means that
+// all bytes have moved and all sums are made or checked. Memory is taken at construction. Thread:
+// the engine's, but for sum(), which another may call for what was claimed. Failure: claim_sums()
+// and sum() return what the store says.
 #pragma once
 
 #include <sys/uio.h>
@@ -43,6 +44,12 @@ class Transfer {
     std::uint64_t payload_bytes = 0;
   };
 
+  // Sub-blocks to be summed, in the order in which they could be.
+  struct Blocks {
+    std::uint64_t begin = 0;
+    std::uint64_t end = 0;
+  };
+
   // `header` is for the largest extent, whose payload has so many sub-blocks.
   Transfer(std::span<std::byte> header, std::uint64_t sub_blocks_max);
 
@@ -55,9 +62,25 @@ class Transfer {
   [[nodiscard]] unsigned pieces(const Part& part, std::array<iovec, 2>& pieces) const;
   void moved(std::uint64_t begin, std::uint64_t end);
 
+  // There is something to claim.
   [[nodiscard]] bool sums_pending() const;
-  // Sums or checks so many sub-blocks at most.
-  [[nodiscard]] Status sum_some(const Store& store, int blocks_max);
+
+  // All that keeps it from going on is sums.
+  [[nodiscard]] bool waits_for_sums() const {
+    return start_.write ? turns_ + 1 == chunks_ : moved_bytes_ == total_bytes();
+  }
+
+  // What to sum next: so many sub-blocks at most. Then sum() them, then say so by summed().
+  [[nodiscard]] Result<Blocks> claim_sums(const Store& store, std::uint64_t blocks_max);
+  // Makes or checks the sums of what was claimed. Any thread, beside the engine's other calls.
+  [[nodiscard]] Status sum(const Store& store, const Blocks& blocks) const;
+  void summed(const Blocks& blocks);
+
+  // Requests are in flight, or sums claimed and not yet made: its memory is in use.
+  [[nodiscard]] bool under_way() const { return in_flight > 0 || claimed_ > sums_; }
+
+  // The transfer goes on once this is summed.
+  [[nodiscard]] bool last(const Blocks& blocks) const { return blocks.end == blocks_; }
 
   [[nodiscard]] bool complete() const {
     return moved_bytes_ == total_bytes() && sums_ == blocks_ && (start_.write || header_checked_);
@@ -98,6 +121,7 @@ class Transfer {
   std::uint64_t moved_bytes_ = 0;
   std::uint64_t header_moved_ = 0;
   std::uint64_t blocks_ = 0;            // to be summed
+  std::uint64_t claimed_ = 0;           // of those
   std::uint64_t sums_ = 0;              // made or checked
   bool header_checked_ = false;         // of a read
   std::vector<std::uint32_t> arrived_;  // of a read: bytes of each sub-block
