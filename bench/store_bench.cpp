@@ -3,8 +3,8 @@
 // Each comparison is one interleaved run on one file: the tier's lanes (sums on), then the bare
 // loop over the same extents, with the same buffers and bytes in flight, then the bare loop while
 // another thread sums the same bytes, then fio, then the tier again, ...; medians of the rounds are
-// printed. The file is written before, contents are random, and what was written last is read back
-// and compared. Threads: the main one submits, the engine's runs.
+// printed, and of the ratios within each. The file is written before, contents are random, and what
+// was written last is read back and compared. Threads: the main one submits, the engine's runs.
 //
 //   store_bench FOLDER [--depth N] [--request-kib N] [--lanes N] [--tile-mib N] [--total-gib N]
 //   [--rounds N]
@@ -299,24 +299,30 @@ void Bench::tier(bool with_fio) {
     verify();
     const double gigabytes = sides.bytes / kGiga;
     const double rate = median(sides.tier);
+    // The drive's rate drifts between rounds: sides are compared within each.
+    const auto percent_of = [&](const std::vector<double>& other) {
+      std::vector<double> ratios;
+      for (std::size_t round = 0; round < other.size(); ++round) {
+        ratios.push_back(sides.tier[round] / other[round]);
+      }
+      return 100 * median(ratios);
+    };
     fmt::print(
         "{:<5}  tier {:5.2f} GB/s   bare {:5.2f}: {:5.1f} %   bare beside sums {:5.2f}: {:5.1f} %  "
         " {:.3f} core-s/GB: sums {:.3f}, kernel {:.3f}, rest {:.3f}\n",
         kPatternNames[i],
         rate,
         median(sides.bare),
-        100 * rate / median(sides.bare),
+        percent_of(sides.bare),
         median(sides.summed),
-        100 * rate / median(sides.summed),
+        percent_of(sides.summed),
         (sides.cpu.user + sides.cpu.system) / gigabytes,
         sides.sum_seconds / gigabytes,
         sides.cpu.system / gigabytes,
         (sides.cpu.user - sides.sum_seconds) / gigabytes);
     for (const auto& [engine, rates] : sides.fio) {
-      fmt::print("       fio {:<8} {:5.2f} GB/s: {:5.1f} %\n",
-                 engine,
-                 median(rates),
-                 100 * rate / median(rates));
+      fmt::print(
+          "       fio {:<8} {:5.2f} GB/s: {:5.1f} %\n", engine, median(rates), percent_of(rates));
     }
   }
 }

@@ -123,10 +123,6 @@ constexpr Refusal kComputeRefusals[] = {
 constexpr Refusal kGradRefusals[] = {
     {"fp16", "fp16 needs loss scaling, which headrace does not do", "use \"bf16\" or \"fp32\""},
 };
-constexpr Refusal kStateRefusals[] = {
-    {"bf16", "optimizer state of fewer bits is not in this version", "use \"fp32\""},
-    {"q8", "optimizer state of fewer bits is not in this version", "use \"fp32\""},
-};
 constexpr Refusal kUpdateRefusals[] = {
     {"speculative", "it is not in this version", "use \"held\" or \"auto\""},
 };
@@ -360,12 +356,12 @@ constexpr Key<RunConfig> kRunKeys[] = {
          .doc = "bound of the global gradient norm; 0 turns clipping off",
          .makes_numbers = true,
          .range = kFromZero}),
-    key<&RunConfig::optim, &OptimSection::state>({.name = "optim.state",
-                                                  .kind = Kind::kText,
-                                                  .doc = "how optimizer state is stored",
-                                                  .makes_numbers = true,
-                                                  .choices = "fp32",
-                                                  .refusals = kStateRefusals}),
+    key<&RunConfig::optim, &OptimSection::state>(
+        {.name = "optim.state",
+         .kind = Kind::kText,
+         .doc = "how weights and optimizer state are kept: 12, 8 or 5.25 bytes a parameter",
+         .makes_numbers = true,
+         .choices = "fp32|bf16|q8"}),
     key<&RunConfig::optim, &OptimSection::update>(
         {.name = "optim.update",
          .kind = Kind::kText,

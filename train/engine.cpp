@@ -15,9 +15,11 @@
 #include "model/spec.hpp"
 #include "model/tokenizer.hpp"
 #include "model/units.hpp"
+#include "scheduler/exec/state_format.hpp"
 #include "train/periodic_export.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
+#include "train/state_format.hpp"
 
 namespace headrace::train {
 namespace {
@@ -320,9 +322,11 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   settings.place = place_of(config);
   settings.lookahead = config.tiers.lookahead;
   HEADRACE_ASSIGN(settings.tile_elements, tile_of(config, request));
+  settings.format = exec::state_format(config.optim.state);
   if (request.purpose == plan::Purpose::kTrain && config.exports.every != "none") {
     const std::int64_t tile = settings.tile_elements.value_or(kTileElementsMax);
-    settings.process_bytes += export_memory_bytes(static_cast<std::size_t>(tile) * sizeof(float));
+    settings.process_bytes += export_memory_bytes(
+        committed_tile_bytes(settings.format, {.begin = 0, .elements = tile, .frozen = false}));
   }
   settings.traversal = traversal_of(config);
   settings.update = update_of(config);
@@ -362,6 +366,7 @@ Result<Planned> make_planned(const RunConfig& config,
   HEADRACE_ASSIGN(const HostMemory memory, memory_of(request));
   HEADRACE_TRY(check_machine(planned, memory));
   planned.options.compute_threads = batch.compute_threads;
+  planned.options.seed = config.run.seed;
   planned.options.optimizer_threads = config.optim.threads.value_or(usable_cores());
   planned.options.h2d_bytes_per_s = planned.settings.h2d_cap;
   planned.options.d2h_bytes_per_s = planned.settings.d2h_cap;
@@ -380,18 +385,17 @@ Result<Planned> make_planned(const RunConfig& config,
 tiers::nvme::StoreContents store_contents(const Planned& planned, const std::string& run_dir) {
   tiers::nvme::StoreContents contents;
   for (std::size_t u = 0; u < planned.plan.units.size(); ++u) {
-    const std::vector<plan::TileSpec>& tiles = planned.plan.units[u].tiles;
-    for (std::size_t t = 0; t < tiles.size(); ++t) {
-      const auto elements = static_cast<std::uint64_t>(tiles[t].elements);
+    const plan::UnitPlan& unit = planned.plan.units[u];
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
       contents.tiles.push_back({.unit = static_cast<std::uint32_t>(u),
                                 .tile = static_cast<std::uint32_t>(t),
-                                .param_bytes = elements * sizeof(float),
-                                .state_bytes = tiles[t].frozen ? 0 : 2 * elements * sizeof(float)});
+                                .param_bytes = unit.param[t].bytes,
+                                .state_bytes = unit.state_of[t].bytes});
     }
   }
-  contents.tensor_table =
-      tensor_table_to_text(make_tensor_table(planned.architecture, planned.spec, planned.plan));
-  contents.layout_tag = "fp32/fp32";
+  contents.tensor_table = tensor_table_to_text(
+      make_tensor_table(planned.architecture, planned.spec, planned.plan), planned.plan.format);
+  contents.layout_tag = exec::layout_tag(planned.plan.format);
   contents.run_dir = run_dir;
   return contents;
 }

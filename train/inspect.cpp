@@ -14,6 +14,7 @@
 #include "train/metrics.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
+#include "train/state_format.hpp"
 
 namespace headrace::train {
 namespace {
@@ -164,6 +165,7 @@ Status check_records(const Opened& opened) {
                                      state.step))
         .with_hint("restore the store from a copy, or start again with --overwrite");
   }
+  HEADRACE_TRY(check_format(store, state.config));
   return opened.run ? check_metrics(*opened.run, state.step) : Status();
 }
 
@@ -185,6 +187,7 @@ Status check_has_commit(const Store& store) {
 Result<Json> inspect_path(const std::string& path) {
   HEADRACE_ASSIGN(const Opened opened, open_path(path));
   const Store& store = *opened.store;
+  HEADRACE_ASSIGN(const plan::StateFormat format, format_of(store));
   HEADRACE_ASSIGN(const TensorTable table,
                   tensor_table_from_text(store.contents().tensor_table, store.path()));
   HEADRACE_ASSIGN(Json commit, commit_to_json(store));
@@ -197,6 +200,7 @@ Result<Json> inspect_path(const std::string& path) {
   json.add("files", files_to_json(store));
   json.add("bytes", store.bytes());
   json.add("layout", store.contents().layout_tag);
+  json.add("state", format.name);
   json.add("dirty", store.dirty());
   json.add("commit", std::move(commit));
   json.add("architecture", model::config_to_json(table.architecture, Dtype::kF32));

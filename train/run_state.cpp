@@ -151,12 +151,16 @@ Status check_same_numbers(const RunState& committed,
     if (!difference.makes_numbers || compared_otherwise(difference.key, same_architecture)) {
       continue;
     }
-    differences.push_back(
-        usage_error(fmt::format("{}: {} in the commit, {} now",
-                                difference.key,
-                                difference.before.empty() ? "not set" : difference.before,
-                                difference.after.empty() ? "not set" : difference.after))
-            .with_where(config_place(now, difference.key)));
+    Error error = usage_error(fmt::format("{}: {} in the commit, {} now",
+                                          difference.key,
+                                          difference.before.empty() ? "not set" : difference.before,
+                                          difference.after.empty() ? "not set" : difference.after))
+                      .with_where(config_place(now, difference.key));
+    if (difference.key == "optim.state") {
+      error.hint =
+          fmt::format("headrace store convert {} --state {}", now.run.dir, now.optim.state);
+    }
+    differences.push_back(std::move(error));
   }
   if (!same_architecture && differences.empty()) {
     differences.push_back(usage_error("the model's config.json is not the commit's")
@@ -352,7 +356,17 @@ Status check_same_tiles(const TensorTable& table,
       .with_hint("headrace export takes its weights out; train from them with model.path");
 }
 
-std::string tensor_table_to_text(const TensorTable& table) {
+namespace {
+
+const char* state_in_words(const plan::StateFormat& format) {
+  return format.name == "q8"     ? "adamw q8: records of 32 elements, tile by tile"
+         : format.name == "bf16" ? "adamw bf16: a plane of m, then a plane of v, tile by tile"
+                                 : "adamw fp32: a plane of m, then a plane of v, tile by tile";
+}
+
+}  // namespace
+
+std::string tensor_table_to_text(const TensorTable& table, const plan::StateFormat& format) {
   Json units = Json::array();
   for (const StoredUnit& unit : table.units) {
     Json tensors = Json::array();
@@ -371,8 +385,8 @@ std::string tensor_table_to_text(const TensorTable& table) {
   }
   Json json = Json::object();
   json.add("schema", kTableSchema);
-  json.add("param", "fp32");
-  json.add("state", "adamw fp32: a plane of m, then a plane of v, tile by tile");
+  json.add("param", format.decoded ? "bf16, the upper part; fp32 where frozen" : "fp32");
+  json.add("state", state_in_words(format));
   json.add("architecture", architecture_to_json(table.architecture));
   json.add("tile_elements", table.tile_elements);
   json.add("units", std::move(units));

@@ -77,7 +77,9 @@ struct TensorTable {
 [[nodiscard]] Status check_same_tiles(const TensorTable& table,
                                       const plan::Plan& plan,
                                       const std::string& store_path);
-[[nodiscard]] std::string tensor_table_to_text(const TensorTable& table);
+// `format` is said in words for whoever reads the store; the layout tag is what counts.
+[[nodiscard]] std::string tensor_table_to_text(const TensorTable& table,
+                                               const plan::StateFormat& format);
 [[nodiscard]] Result<TensorTable> tensor_table_from_text(const std::string& text,
                                                          const std::string& store_path);
 

@@ -150,9 +150,10 @@ TEST(TensorTable, ReadsBackEqual) {
            {{.name = "wte", .shape = {256, 32}, .elements = 8192, .offset = 0, .frozen = true}},
        .tiles = {{.begin = 0, .elements = 4096, .frozen = true},
                  {.begin = 4096, .elements = 4096, .frozen = true}}}};
-  const Result<TensorTable> after = tensor_table_from_text(tensor_table_to_text(before), "store");
+  const Result<TensorTable> after =
+      tensor_table_from_text(tensor_table_to_text(before, {}), "store");
   ASSERT_TRUE(after) << format_error(after.error(), false);
-  EXPECT_EQ(tensor_table_to_text(*after), tensor_table_to_text(before));
+  EXPECT_EQ(tensor_table_to_text(*after, {}), tensor_table_to_text(before, {}));
   EXPECT_EQ(after->units[0].tensors[0].shape, before.units[0].tensors[0].shape);
   EXPECT_TRUE(after->units[0].tiles[1].frozen);
 }
@@ -163,7 +164,7 @@ TEST(TensorTable, TensorsMustLieInTheirTiles) {
     TensorTable table;
     table.architecture = example().numbers.architecture;
     table.units = {{.name = "u", .tensors = {tensor}, .tiles = {{.begin = 0, .elements = 2048}}}};
-    const auto read = tensor_table_from_text(tensor_table_to_text(table), "store");
+    const auto read = tensor_table_from_text(tensor_table_to_text(table, {}), "store");
     return read ? ExitCode::kOk : read.error().code;
   };
   EXPECT_EQ(code_of(good), ExitCode::kOk);
@@ -181,7 +182,7 @@ TEST(TensorTable, TilesMustFollowOneAnother) {
   TensorTable table;
   table.architecture = example().numbers.architecture;
   table.units = {{.name = "u", .tensors = {}, .tiles = {{.begin = 2048, .elements = 2048}}}};
-  EXPECT_EQ(tensor_table_from_text(tensor_table_to_text(table), "store").error().code,
+  EXPECT_EQ(tensor_table_from_text(tensor_table_to_text(table, {}), "store").error().code,
             ExitCode::kCorrupt);
 }
 

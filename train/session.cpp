@@ -15,6 +15,7 @@
 #include "model/initialize.hpp"
 #include "train/interrupt.hpp"
 #include "train/probe.hpp"
+#include "train/state_format.hpp"
 #include "train/store_folders.hpp"
 #include "train/weights.hpp"
 
@@ -123,6 +124,7 @@ class Opener {
       HEADRACE_ASSIGN(
           table_,
           tensor_table_from_text(session.store->contents().tensor_table, session.store->path()));
+      HEADRACE_TRY(check_format(*session.store, session.state.config));
     }
     session.config =
         resolve_config(std::move(session.config),

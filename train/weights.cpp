@@ -12,10 +12,13 @@
 #include "core/log.hpp"
 #include "model/huggingface.hpp"
 #include "model/tokenizer.hpp"
+#include "optim_cpu/convert.hpp"
+#include "scheduler/exec/state_format.hpp"
 #include "tiers/memory.hpp"
 #include "tiers/nvme/store.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
+#include "train/state_format.hpp"
 
 namespace headrace::train {
 namespace {
@@ -55,11 +58,13 @@ class CommittedWeights final : public Weights {
                    const tiers::nvme::Store& store,
                    std::unique_ptr<tiers::nvme::Store> owned,
                    TensorTable table,
+                   plan::StateFormat format,
                    std::unique_ptr<tiers::Arena> memory)
       : dir_(std::move(dir)),
         store_(&store),
         owned_(std::move(owned)),
         table_(std::move(table)),
+        format_(std::move(format)),
         memory_(std::move(memory)) {
     for (std::size_t unit = 0; unit < table_.units.size(); ++unit) {
       for (const StoredTensor& tensor : table_.units[unit].tensors) {
@@ -112,16 +117,14 @@ class CommittedWeights final : public Weights {
       const std::int64_t within = at - tile.begin;
       const std::size_t count =
           std::min(out.size() - done, static_cast<std::size_t>(tile.elements - within));
-      std::memcpy(out.data() + done,
-                  tile_memory() + static_cast<std::size_t>(within) * sizeof(float),
-                  count * sizeof(float));
+      std::memcpy(out.data() + done, floats_ + within, count * sizeof(float));
       done += count;
       at += static_cast<std::int64_t>(count);
     }
     return {};
   }
 
-  // Brings the tile that holds the unit's element `at` into tile_memory().
+  // Brings the tile that holds the unit's element `at` to floats_.
   Status fetch(std::size_t unit, std::int64_t at) {
     const std::vector<plan::TileSpec>& tiles = table_.units[unit].tiles;
     const auto after = std::upper_bound(
@@ -140,35 +143,55 @@ class CommittedWeights final : public Weights {
       return {};
     }
     cached_.reset();
-    const std::size_t bytes = static_cast<std::size_t>(after->elements) * sizeof(float);
-    HEADRACE_TRY(store_->read_committed({.unit = static_cast<std::uint32_t>(wanted.first),
-                                         .tile = static_cast<std::uint32_t>(wanted.second),
-                                         .kind = tiers::nvme::ExtentKind::kParam},
-                                        {tile_memory(), bytes},
-                                        {memory_->data(), store_->header_bytes_max()}));
+    HEADRACE_TRY(read_tile(wanted, *after));
     cached_ = wanted;
     cached_generation_ = generation;
     return {};
   }
 
-  std::string dir_;
-
-  // A header comes before the tile: both are targets of direct I/O.
-  [[nodiscard]] std::byte* tile_memory() const {
-    return memory_->data() + store_->header_bytes_max();
+  // Its extents lie behind the header, all of them targets of direct I/O; behind them what had to
+  // be decoded.
+  Status read_tile(std::pair<std::size_t, std::size_t> number, const plan::TileSpec& tile) {
+    std::byte* at = memory_->data() + store_->header_bytes_max();
+    const auto read = [&](tiers::nvme::ExtentKind kind, std::size_t bytes) {
+      return store_->read_committed({.unit = static_cast<std::uint32_t>(number.first),
+                                     .tile = static_cast<std::uint32_t>(number.second),
+                                     .kind = kind},
+                                    {std::exchange(at, at + bytes), bytes},
+                                    {memory_->data(), store_->header_bytes_max()});
+    };
+    optim::TileMemory extents{.param = at, .state = nullptr, .tile_elements = tile.elements};
+    HEADRACE_TRY(read(tiers::nvme::ExtentKind::kParam, format_.param_extent_bytes(tile)));
+    if (!format_.decodes(tile)) {
+      floats_ = reinterpret_cast<const float*>(extents.param);
+      return {};
+    }
+    extents.state = at;
+    HEADRACE_TRY(read(tiers::nvme::ExtentKind::kState, format_.state_extent_bytes(tile)));
+    const std::span decoded(reinterpret_cast<float*>(at), static_cast<std::size_t>(tile.elements));
+    optim::read_state(
+        exec::optimizer_of(format_), extents, 0, {.param = decoded, .m = {}, .v = {}});
+    floats_ = decoded.data();
+    return {};
   }
+
+  std::string dir_;
 
   const tiers::nvme::Store* store_;
   std::unique_ptr<tiers::nvme::Store> owned_;
   TensorTable table_;
+  plan::StateFormat format_;
   std::unique_ptr<tiers::Arena> memory_;  // of the largest header and the largest tile
+  const float* floats_ = nullptr;         // of the tile that is cached, in memory_
   std::unordered_map<std::string, TensorPlace> places_;
-  std::optional<std::pair<std::size_t, std::size_t>> cached_;  // unit and tile in tile_memory()
+  std::optional<std::pair<std::size_t, std::size_t>> cached_;  // unit and tile at floats_
   std::uint64_t cached_generation_ = 0;
 };
 
 // The table's tiles are those that the store was made for.
-Status check_tiles(const tiers::nvme::Store& store, const TensorTable& table) {
+Status check_tiles(const tiers::nvme::Store& store,
+                   const TensorTable& table,
+                   const plan::StateFormat& format) {
   std::size_t tiles = 0;
   for (const StoredUnit& unit : table.units) {
     tiles += unit.tiles.size();
@@ -177,9 +200,8 @@ Status check_tiles(const tiers::nvme::Store& store, const TensorTable& table) {
   for (const tiers::nvme::TileBytes& tile : store.contents().tiles) {
     same = same && tile.unit < table.units.size() &&
            tile.tile < table.units[tile.unit].tiles.size() &&
-           static_cast<std::uint64_t>(table.units[tile.unit].tiles[tile.tile].elements) *
-                   sizeof(float) ==
-               tile.param_bytes;
+           format.param_extent_bytes(table.units[tile.unit].tiles[tile.tile]) == tile.param_bytes &&
+           format.state_extent_bytes(table.units[tile.unit].tiles[tile.tile]) == tile.state_bytes;
   }
   if (same) {
     return {};
@@ -194,16 +216,23 @@ Result<std::unique_ptr<Weights>> make_committed(std::string dir,
                                                 std::unique_ptr<tiers::nvme::Store> owned) {
   HEADRACE_ASSIGN(TensorTable table,
                   tensor_table_from_text(store.contents().tensor_table, store.path()));
-  HEADRACE_TRY(check_tiles(store, table));
+  HEADRACE_ASSIGN(plan::StateFormat format, format_of(store));
+  HEADRACE_TRY(check_tiles(store, table, format));
   std::uint64_t tile_bytes = 0;
-  for (const tiers::nvme::TileBytes& tile : store.contents().tiles) {
-    tile_bytes = std::max(tile_bytes, tile.param_bytes);
+  for (const StoredUnit& unit : table.units) {
+    for (const plan::TileSpec& tile : unit.tiles) {
+      tile_bytes = std::max<std::uint64_t>(tile_bytes, committed_tile_bytes(format, tile));
+    }
   }
   HEADRACE_ASSIGN(
       std::unique_ptr<tiers::Arena> memory,
       tiers::Arena::create(tiers::Tier::kHost, "committed", store.header_bytes_max() + tile_bytes));
-  return std::unique_ptr<Weights>(std::make_unique<CommittedWeights>(
-      std::move(dir), store, std::move(owned), std::move(table), std::move(memory)));
+  return std::unique_ptr<Weights>(std::make_unique<CommittedWeights>(std::move(dir),
+                                                                     store,
+                                                                     std::move(owned),
+                                                                     std::move(table),
+                                                                     std::move(format),
+                                                                     std::move(memory)));
 }
 
 Result<std::unique_ptr<Weights>> open_committed(const std::string& dir) {

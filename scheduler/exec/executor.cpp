@@ -10,6 +10,7 @@
 
 #include "core/assert.hpp"
 #include "scheduler/exec/executor_impl.hpp"
+#include "scheduler/exec/state_format.hpp"
 #include "tiers/race_checker.hpp"
 
 namespace headrace::exec {
@@ -30,8 +31,8 @@ Result<std::unique_ptr<Executor>> Executor::create(tiers::Runtime& runtime,
 }
 
 Status ExecutorImpl::open(const ExecutorOptions& options) {
-  optimizer_ = optim::find_optimizer("adamw", "fp32");
-  HEADRACE_ASSERT(optimizer_ != nullptr, "the optimizer table has AdamW with fp32 state");
+  optimizer_ = &optimizer_of(plan_.format);
+  seed_ = options.seed;
   HEADRACE_TRY(create_device(options));
   HEADRACE_TRY(create_memory());
   HEADRACE_TRY(create_queues(options));
@@ -195,7 +196,10 @@ const char* cause_of(const Instruction& instruction) {
     case QueueKind::kD2h:
       return "d2h";
     case QueueKind::kHost:
-      return instruction.kind == InstructionKind::kUpdate ? "optimizer" : "host";
+      return instruction.kind == InstructionKind::kUpdate ||
+                     instruction.kind == InstructionKind::kDecode
+                 ? "optimizer"
+                 : "host";
     case QueueKind::kCompute:
       break;
   }
@@ -383,7 +387,8 @@ Status ExecutorImpl::prepare_update() {
                                  .eps = group.eps,
                                  .weight_decay = group.weight_decay,
                                  .update_count = pending_->update_count,
-                                 .clip_scale = pending_->clip_scale};
+                                 .clip_scale = pending_->clip_scale,
+                                 .seed = seed_};
       }
     }
   }

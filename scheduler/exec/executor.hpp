@@ -39,6 +39,7 @@ struct DriveOptions {
 struct ExecutorOptions {
   int compute_threads = 1;
   int optimizer_threads = 1;
+  std::uint64_t seed = 0;  // the run's, of what the optimizer rounds stochastically
   std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s;
   std::vector<DriveOptions> drives;  // by folder; those that are not there take the defaults
   // Makes the device of a plan with a separate one, once `cores` and the runtime are there. Empty:
@@ -98,7 +99,8 @@ class Executor {
                                                                 const ExecutorOptions& options);
   virtual ~Executor() = default;
 
-  // A fresh run: weights from `source`, zero state. Units whose home is NVMe are written to the
+  // A fresh run: weights from `source`, in the plan's format (rounded to nearest where it has fewer
+  // bits), zero state. Units whose home is NVMe are written to the
   // store (which is marked dirty).
   [[nodiscard]] virtual Status load(const ParamSource& source) = 0;
   // A resumed run: weights and state of units in memory are read from the store; the update count
@@ -123,7 +125,8 @@ class Executor {
   // Drains, writes the tiles that live in memory, commits. Returns the bytes written. `step`: steps
   // finished.
   [[nodiscard]] virtual Result<std::uint64_t> commit(std::int64_t step, std::string run_state) = 0;
-  // Master weights of a unit's range, wherever they live. Pending updates must have been drained.
+  // Master weights, as floats, of a unit's range, wherever they live. Pending updates must have
+  // been drained.
   [[nodiscard]] virtual Status read_params(int unit, std::int64_t begin, std::span<float> out) = 0;
   [[nodiscard]] virtual PeakMemory peak() const = 0;
 };

@@ -113,6 +113,7 @@ class ExecutorImpl final : public Executor {
   void launch_accumulate(const plan::Instruction& instruction, std::uint64_t number);
   void launch_collect(const plan::Instruction& instruction, std::uint64_t number);
   void launch_update(const plan::Instruction& instruction, std::uint64_t number);
+  void launch_decode(const plan::Instruction& instruction, std::uint64_t number);
   [[nodiscard]] std::span<std::byte> memory_of(const plan::Access& access);
   template <class T>
   [[nodiscard]] T* pointer(const plan::Instruction& instruction, std::size_t operand);
@@ -135,9 +136,24 @@ class ExecutorImpl final : public Executor {
 
   [[nodiscard]] int lane_count() const { return std::max(plan_.lanes, kCommitLanes); }
 
-  [[nodiscard]] Status place_param(int unit, int tile, std::span<const float> values);
+  // A tile's two extents, off the step path.
+  struct TileBytes {
+    std::vector<std::byte> param, state;
+  };
+
+  void encode_tile(const plan::UnitPlan& unit,
+                   std::size_t tile,
+                   std::span<const float> values,
+                   TileBytes& bytes) const;
+  [[nodiscard]] Status place_extent(const tiers::nvme::ExtentKey& key,
+                                    const plan::TilePlace& place,
+                                    std::span<const std::byte> bytes);
+  [[nodiscard]] Status fetch_extent(const tiers::nvme::ExtentKey& key,
+                                    const plan::TilePlace& place,
+                                    std::span<std::byte> bytes);
+  [[nodiscard]] Status load_tile(int unit, int tile, std::span<float> values, TileBytes& bytes);
+  [[nodiscard]] Status place_device_weights(int unit, int tile, std::span<const float> values);
   [[nodiscard]] Status fetch_param(int unit, int tile, std::span<float> values);
-  [[nodiscard]] Status place_state(int unit, int tile, std::span<const float> values);
   [[nodiscard]] Status copy_in(int buffer, std::size_t offset, std::span<const std::byte> source);
   [[nodiscard]] Status copy_out(int buffer, std::size_t offset, std::span<std::byte> target);
   [[nodiscard]] Result<std::uint64_t> write_memory_tiles(std::int64_t write_step);
@@ -167,6 +183,7 @@ class ExecutorImpl final : public Executor {
   std::vector<tiers::Lease> leases_;  // of the instruction being launched
   std::optional<Pending> pending_;
   std::int64_t update_count_ = 0;
+  std::uint64_t seed_ = 0;
   Running running_;
   std::unique_ptr<Watchdog> watchdog_;  // null where none was asked for; looks at the queues
 };

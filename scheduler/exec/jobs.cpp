@@ -40,6 +40,7 @@ std::vector<Segment> segments_of(const plan::UnitSpec& unit,
 
 Jobs::Jobs(const plan::ModelSpec& spec, const plan::Plan& plan) {
   std::size_t blocks = 0;
+  std::uint32_t first_tensor = 0;  // of the unit, in the model's order
   for (std::size_t u = 0; u < spec.units.size(); ++u) {
     std::vector<std::size_t> first_block;
     for (const plan::TensorSpec& tensor : spec.units[u].tensors) {
@@ -58,12 +59,15 @@ Jobs::Jobs(const plan::ModelSpec& spec, const plan::Plan& plan) {
                               .elements = segment.elements,
                               .gradient = nullptr,
                               .gradient_dtype = Dtype::kF32,
-                              .scalars = {}});
+                              .scalars = {},
+                              .tensor = first_tensor + static_cast<std::uint32_t>(segment.tensor),
+                              .tensor_begin = segment.tensor_begin});
       }
       job.update_stats.resize(static_cast<std::size_t>(optim::count_blocks(job.update)));
       of_unit.push_back(std::move(job));
     }
     jobs_.push_back(std::move(of_unit));
+    first_tensor += static_cast<std::uint32_t>(spec.units[u].tensors.size());
   }
   block_sums_.resize(blocks);
 }

@@ -1,8 +1,10 @@
 // One instruction becomes operations of its queue. Operands come in the order that program.hpp
 // states.
+#include <algorithm>
 #include <cstring>
 
 #include "core/assert.hpp"
+#include "optim_cpu/convert.hpp"
 #include "scheduler/exec/executor_impl.hpp"
 
 namespace headrace::exec {
@@ -75,6 +77,8 @@ void ExecutorImpl::launch(const Instruction& instruction, std::uint64_t number) 
       return launch_collect(instruction, number);
     case InstructionKind::kUpdate:
       return launch_update(instruction, number);
+    case InstructionKind::kDecode:
+      return launch_decode(instruction, number);
   }
 }
 
@@ -297,11 +301,13 @@ void ExecutorImpl::launch_update(const Instruction& instruction, std::uint64_t n
   const std::span<std::byte> param = memory_of(instruction.accesses[0]);
   const std::span<std::byte> state = memory_of(instruction.accesses[1]);
   const std::span<std::byte> gradient = memory_of(instruction.accesses[2]);
+  const std::span<std::byte> decoded = memory_of(instruction.accesses[3]);
   const Dtype storage = plan_.units[static_cast<std::size_t>(instruction.unit)].gradient_storage;
   job->target = {.param = param.data(),
                  .state = state.data(),
                  .tile_elements = instruction.elements,
-                 .segments = job->update};
+                 .segments = job->update,
+                 .decoded = reinterpret_cast<float*>(decoded.data())};
   for (std::size_t s = 0; s < job->segments.size(); ++s) {
     job->update[s].gradient =
         gradient.data() +
@@ -309,12 +315,40 @@ void ExecutorImpl::launch_update(const Instruction& instruction, std::uint64_t n
     job->update[s].gradient_dtype = storage;
   }
   const tiers::MemorySpan reads[] = {{gradient.data(), gradient.size()}, update_span(*job)};
-  const tiers::MemorySpan writes[] = {{param.data(), param.size()}, {state.data(), state.size()}};
+  const tiers::MemorySpan all[] = {
+      {param.data(), param.size()}, {state.data(), state.size()}, {decoded.data(), decoded.size()}};
+  const std::span<const tiers::MemorySpan> writes(all, decoded.empty() ? 2 : 3);
   optim::Threads* threads = optimizer_threads_.get();
   const optim::Optimizer* optimizer = optimizer_;
   queue_of(instruction)
       .submit({.name = "update", .reads = reads, .writes = writes, .id = number},
               [=] { optim::update_tile(*optimizer, job->target, job->update_stats, *threads); });
+}
+
+void ExecutorImpl::launch_decode(const Instruction& instruction, std::uint64_t number) {
+  const std::span<std::byte> param = memory_of(instruction.accesses[0]);
+  const std::span<std::byte> state = memory_of(instruction.accesses[1]);
+  const std::span<std::byte> weights = memory_of(instruction.accesses[2]);
+  const std::int64_t elements = instruction.elements;
+  const tiers::MemorySpan reads[] = {{param.data(), param.size()}, {state.data(), state.size()}};
+  const tiers::MemorySpan writes(weights.data(), weights.size());
+  optim::Threads* threads = optimizer_threads_.get();
+  const optim::Optimizer* optimizer = optimizer_;
+  queue_of(instruction)
+      .submit({.name = "decode", .reads = reads, .writes = {&writes, 1}, .id = number}, [=] {
+        constexpr std::int64_t kPartElements = 16384;  // whole groups
+        const optim::TileMemory tile{
+            .param = param.data(), .state = state.data(), .tile_elements = elements};
+        auto* target = reinterpret_cast<float*>(weights.data());
+        threads->parallel_for(
+            (elements + kPartElements - 1) / kPartElements, [&](std::int64_t part) {
+              const std::int64_t begin = part * kPartElements;
+              const auto count =
+                  static_cast<std::size_t>(std::min(kPartElements, elements - begin));
+              optim::read_state(
+                  *optimizer, tile, begin, {.param = {target + begin, count}, .m = {}, .v = {}});
+            });
+      });
 }
 
 }  // namespace headrace::exec

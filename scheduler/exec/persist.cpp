@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/assert.hpp"
+#include "optim_cpu/convert.hpp"
 #include "scheduler/exec/executor_impl.hpp"
 
 namespace headrace::exec {
@@ -63,37 +64,99 @@ Status ExecutorImpl::copy_out(int buffer, std::size_t offset, std::span<std::byt
   return {};
 }
 
-// Puts a tile's weights where the plan wants them: the master in memory or the store, and the copy
-// that stays on a separate device.
-Status ExecutorImpl::place_param(int unit, int tile, std::span<const float> values) {
+// Initial weights and zero moments in the plan's format. A frozen tile keeps floats in all of them.
+void ExecutorImpl::encode_tile(const plan::UnitPlan& unit,
+                               std::size_t t,
+                               std::span<const float> values,
+                               TileBytes& bytes) const {
+  bytes.param.assign(unit.param[t].bytes, std::byte{0});
+  bytes.state.assign(unit.gradient < 0 ? 0 : unit.state_of[t].bytes, std::byte{0});
+  if (bytes.state.empty()) {
+    HEADRACE_ASSERT(bytes.param.size() == values.size_bytes(), "what has no state is floats");
+    std::memcpy(bytes.param.data(), values.data(), values.size_bytes());
+    return;
+  }
+  constexpr std::size_t kPart = 4096;  // elements: whole groups
+  std::vector<float> part(kPart), zeros(kPart, 0.0F);
+  for (std::size_t at = 0; at < values.size(); at += kPart) {
+    const std::size_t count = std::min(kPart, values.size() - at);
+    std::copy_n(values.begin() + static_cast<std::ptrdiff_t>(at), count, part.begin());
+    const std::span<float> zero = std::span(zeros).first(count);
+    optim::write_state(*optimizer_,
+                       {.param = bytes.param.data(),
+                        .state = bytes.state.data(),
+                        .tile_elements = unit.tiles[t].elements},
+                       static_cast<std::int64_t>(at),
+                       {.param = std::span(part).first(count), .m = zero, .v = zero});
+  }
+}
+
+// To memory, or to the store.
+Status ExecutorImpl::place_extent(const tiers::nvme::ExtentKey& key,
+                                  const plan::TilePlace& place,
+                                  std::span<const std::byte> bytes) {
+  return place.buffer >= 0 ? copy_in(place.buffer, place.offset, bytes)
+                           : store_->write_now(key, bytes, 0);
+}
+
+Status ExecutorImpl::fetch_extent(const tiers::nvme::ExtentKey& key,
+                                  const plan::TilePlace& place,
+                                  std::span<std::byte> bytes) {
+  return place.buffer >= 0 ? copy_out(place.buffer, place.offset, bytes)
+                           : store_->read_now(key, bytes);
+}
+
+// Floats that are kept beside the master: a copy on a separate device, or decoded ones.
+Status ExecutorImpl::place_device_weights(int unit, int tile, std::span<const float> values) {
   const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
-  const std::size_t offset =
-      static_cast<std::size_t>(plan.tiles[static_cast<std::size_t>(tile)].begin) * sizeof(float);
-  if (plan.master >= 0) {
-    HEADRACE_TRY(copy_in(plan.master, offset, std::as_bytes(values)));
+  const auto t = static_cast<std::size_t>(tile);
+  if (plan.weights < 0 || plan.weights == plan.master || plan.param[t].buffer == plan.weights) {
+    return {};
   }
-  if (plan.weights >= 0 && plan.weights != plan.master) {
-    HEADRACE_TRY(copy_in(plan.weights, offset, std::as_bytes(values)));
+  return copy_in(plan.weights,
+                 static_cast<std::size_t>(plan.tiles[t].begin) * sizeof(float),
+                 std::as_bytes(values));
+}
+
+// The tile's weights as floats, wherever and in whatever format it is.
+Status ExecutorImpl::fetch_param(int unit, int tile, std::span<float> values) {
+  const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
+  const auto t = static_cast<std::size_t>(tile);
+  const auto param_key = key_of(unit, tile, tiers::nvme::ExtentKind::kParam);
+  if (!plan_.format.decodes(plan.tiles[t])) {
+    return fetch_extent(param_key, plan.param[t], std::as_writable_bytes(values));
   }
+  std::vector<std::byte> param(plan.param[t].bytes), state(plan.state_of[t].bytes);
+  HEADRACE_TRY(fetch_extent(param_key, plan.param[t], param));
+  HEADRACE_TRY(
+      fetch_extent(key_of(unit, tile, tiers::nvme::ExtentKind::kState), plan.state_of[t], state));
+  optim::read_state(
+      *optimizer_,
+      {.param = param.data(), .state = state.data(), .tile_elements = plan.tiles[t].elements},
+      0,
+      {.param = values, .m = {}, .v = {}});
   return {};
 }
 
-Status ExecutorImpl::fetch_param(int unit, int tile, std::span<float> values) {
+Status ExecutorImpl::load_tile(int unit, int tile, std::span<float> values, TileBytes& bytes) {
   const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
-  if (plan.master < 0) {
-    return store_->read_now(key_of(unit, tile, tiers::nvme::ExtentKind::kParam),
-                            std::as_writable_bytes(values));
+  const auto t = static_cast<std::size_t>(tile);
+  encode_tile(plan, t, values, bytes);
+  HEADRACE_TRY(place_extent(
+      key_of(unit, tile, tiers::nvme::ExtentKind::kParam), plan.param[t], bytes.param));
+  if (!bytes.state.empty()) {
+    HEADRACE_TRY(place_extent(
+        key_of(unit, tile, tiers::nvme::ExtentKind::kState), plan.state_of[t], bytes.state));
   }
-  return copy_out(
-      plan.master,
-      static_cast<std::size_t>(plan.tiles[static_cast<std::size_t>(tile)].begin) * sizeof(float),
-      std::as_writable_bytes(values));
-}
-
-Status ExecutorImpl::place_state(int unit, int tile, std::span<const float> values) {
-  const plan::UnitPlan& plan = plan_.units[static_cast<std::size_t>(unit)];
-  return copy_in(
-      plan.state, plan.state_offset[static_cast<std::size_t>(tile)], std::as_bytes(values));
+  if (plan_.format.decodes(plan.tiles[t])) {  // what is kept, rounded
+    optim::read_state(*optimizer_,
+                      {.param = bytes.param.data(),
+                       .state = bytes.state.data(),
+                       .tile_elements = plan.tiles[t].elements},
+                      0,
+                      {.param = values, .m = {}, .v = {}});
+  }
+  return place_device_weights(unit, tile, values);
 }
 
 Status ExecutorImpl::load(const ParamSource& source) {
@@ -101,32 +164,15 @@ Status ExecutorImpl::load(const ParamSource& source) {
     HEADRACE_TRY(store_->mark_dirty());
   }
   Watchdog::Task task = watched("takes its first tiles");
-  std::vector<float> bounce;
+  std::vector<float> values;
+  TileBytes bytes;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     const plan::UnitPlan& unit = plan_.units[u];
-    const int number = static_cast<int>(u);
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
-      const int tile = static_cast<int>(t);
       task.tick();
-      bounce.assign(elements_of(unit.tiles[t]), 0.0F);
-      HEADRACE_TRY(source(number, unit.tiles[t].begin, bounce));
-      HEADRACE_TRY(place_param(number, tile, bounce));
-      if (unit.master < 0) {
-        HEADRACE_TRY(store_->write_now(key_of(number, tile, tiers::nvme::ExtentKind::kParam),
-                                       std::as_bytes(std::span(bounce)),
-                                       0));
-      }
-      if (unit.tiles[t].frozen || unit.gradient < 0) {
-        continue;
-      }
-      bounce.assign(2 * elements_of(unit.tiles[t]), 0.0F);
-      if (unit.state >= 0) {
-        HEADRACE_TRY(place_state(number, tile, bounce));
-      } else {
-        HEADRACE_TRY(store_->write_now(key_of(number, tile, tiers::nvme::ExtentKind::kState),
-                                       std::as_bytes(std::span(bounce)),
-                                       0));
-      }
+      values.assign(elements_of(unit.tiles[t]), 0.0F);
+      HEADRACE_TRY(source(static_cast<int>(u), unit.tiles[t].begin, values));
+      HEADRACE_TRY(load_tile(static_cast<int>(u), static_cast<int>(t), values, bytes));
     }
   }
   note_all_is_over();
@@ -140,24 +186,17 @@ std::vector<ExecutorImpl::MemoryTile> ExecutorImpl::memory_tiles() const {
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     const plan::UnitPlan& unit = plan_.units[u];
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
-      const std::size_t bytes = elements_of(unit.tiles[t]) * sizeof(float);
-      const auto key = [&](tiers::nvme::ExtentKind kind) {
-        return key_of(static_cast<int>(u), static_cast<int>(t), kind);
+      const auto add = [&](tiers::nvme::ExtentKind kind, const plan::TilePlace& place) {
+        if (place.buffer >= 0) {
+          tiles.push_back({.key = key_of(static_cast<int>(u), static_cast<int>(t), kind),
+                           .buffer = place.buffer,
+                           .offset = place.offset,
+                           .bytes = place.bytes,
+                           .frozen = unit.tiles[t].frozen});
+        }
       };
-      if (unit.master >= 0) {
-        tiles.push_back({.key = key(tiers::nvme::ExtentKind::kParam),
-                         .buffer = unit.master,
-                         .offset = static_cast<std::size_t>(unit.tiles[t].begin) * sizeof(float),
-                         .bytes = bytes,
-                         .frozen = unit.tiles[t].frozen});
-      }
-      if (unit.state >= 0 && !unit.tiles[t].frozen) {
-        tiles.push_back({.key = key(tiers::nvme::ExtentKind::kState),
-                         .buffer = unit.state,
-                         .offset = unit.state_offset[t],
-                         .bytes = 2 * bytes,
-                         .frozen = false});
-      }
+      add(tiers::nvme::ExtentKind::kParam, unit.param[t]);
+      add(tiers::nvme::ExtentKind::kState, unit.state_of[t]);
     }
   }
   return tiles;
@@ -207,7 +246,7 @@ Status ExecutorImpl::load_committed(std::int64_t update_count) {
   return {};
 }
 
-// The copies of weights that stay on a separate device beside their master elsewhere.
+// Floats that are kept beside the master, of every unit that has them.
 Status ExecutorImpl::load_device_weights() {
   std::vector<float> values;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
@@ -218,9 +257,7 @@ Status ExecutorImpl::load_device_weights() {
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
       values.resize(elements_of(unit.tiles[t]));
       HEADRACE_TRY(fetch_param(static_cast<int>(u), static_cast<int>(t), values));
-      HEADRACE_TRY(copy_in(unit.weights,
-                           static_cast<std::size_t>(unit.tiles[t].begin) * sizeof(float),
-                           std::as_bytes(std::span(values))));
+      HEADRACE_TRY(place_device_weights(static_cast<int>(u), static_cast<int>(t), values));
     }
   }
   return {};

@@ -43,17 +43,21 @@ void Builder::drain() {
     const UnitPlan& unit = in_.plan.units[u];
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
       if (!unit.tiles[t].frozen) {
-        bring_tile(
-            static_cast<int>(u), static_cast<int>(t), true, device_copy(unit, unit.tiles[t]));
+        const Weights copy = device_copy(unit, unit.tiles[t]);
+        bring_tile({.unit = static_cast<int>(u),
+                    .tile = static_cast<int>(t),
+                    .update = true,
+                    .read = copy.range.buffer >= 0,
+                    .target = copy});
       }
     }
   }
 }
 
-// Where a tile's weights stay on a separate device, if they do: they get their new values as the
-// tile is updated.
+// Where a tile's weights stay beside its master, if they do: they get their new values as the tile
+// is updated.
 Builder::Weights Builder::device_copy(const UnitPlan& unit, const TileSpec& tile) const {
-  if (!in_.plan.separate_device || unit.weights < 0) {
+  if (unit.weights < 0 || unit.weights == unit.master) {
     return {};
   }
   return {.range = slice(unit.weights, tile.begin, tile.elements, 4), .content = 0};
@@ -93,8 +97,11 @@ void Builder::gather() {
   for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
     const TileSpec& tile = unit.tiles[t];
     const bool due = update_due(0, static_cast<int>(t));
-    const Weights param =
-        bring_tile(0, static_cast<int>(t), due, due ? device_copy(unit, tile) : Weights{});
+    const Weights param = bring_tile({.unit = 0,
+                                      .tile = static_cast<int>(t),
+                                      .update = due,
+                                      .read = true,
+                                      .target = due ? device_copy(unit, tile) : Weights{}});
     Instruction instruction =
         make(InstructionKind::kGather, QueueKind::kHost, 0, static_cast<int>(t), -1);
     instruction.begin = tile.begin;

@@ -68,10 +68,28 @@ class Builder {
 
   Weights ensure(int unit, int piece);
   int take_weight_slot();
-  Weights bring_tile(int unit, int tile, bool with_update, const Weights& device_target);
+
+  // What is wanted of a tile.
+  struct TileUse {
+    int unit = 0, tile = 0;
+    bool update = false;
+    bool read = true;  // its weights as floats: by kernels or the lookup
+    Weights target;    // where on the device; buffer -1: nowhere
+  };
+
+  Weights bring_tile(const TileUse& use);
+  [[nodiscard]] Weights floats_of(const TileUse& use, const Weights& param);
   [[nodiscard]] Weights device_copy(const UnitPlan& unit, const TileSpec& tile) const;
   void transfer(InstructionKind kind, int unit, int tile, const Weights& memory, int lane);
-  void update_tile(int unit, int tile, const Weights& param, const Weights& state);
+  void update_tile(const TileUse& use,
+                   const Weights& param,
+                   const Weights& state,
+                   const Weights& decoded);
+  void decode_tile(const TileUse& use,
+                   const Weights& param,
+                   const Weights& state,
+                   const Weights& decoded);
+  [[nodiscard]] QueueKind update_queue(int unit) const;
   [[nodiscard]] bool update_due(int unit, int tile) const;
   [[nodiscard]] std::vector<int> tiles_of(int unit, const PieceSpec& piece) const;
 
@@ -124,7 +142,7 @@ class Builder {
 
   std::vector<Slot> slots_;
   int clock_ = 0;
-  std::size_t next_staging_ = 0, next_gradient_slot_ = 0, next_landing_ = 0;
+  std::size_t next_staging_ = 0, next_decoded_ = 0, next_gradient_slot_ = 0, next_landing_ = 0;
 };
 
 }  // namespace headrace::plan

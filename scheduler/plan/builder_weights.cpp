@@ -49,10 +49,12 @@ Builder::Weights Builder::ensure(int unit, int piece_index) {
     for (const int tile : tiles) {
       if (update_due(unit, tile)) {
         const TileSpec& spec = plan.tiles[static_cast<std::size_t>(tile)];
-        bring_tile(unit,
-                   tile,
-                   true,
-                   {.range = slice(plan.weights, spec.begin, spec.elements, 4), .content = 0});
+        bring_tile(
+            {.unit = unit,
+             .tile = tile,
+             .update = true,
+             .read = true,
+             .target = {.range = slice(plan.weights, spec.begin, spec.elements, 4), .content = 0}});
       }
     }
     return {.range = range, .content = 0};
@@ -70,73 +72,89 @@ Builder::Weights Builder::ensure(int unit, int piece_index) {
   const int buffer = in_.layout.weight_slots[static_cast<std::size_t>(s)];
   for (const int tile : tiles) {
     const TileSpec& spec = plan.tiles[static_cast<std::size_t>(tile)];
-    bring_tile(
-        unit,
-        tile,
-        update_due(unit, tile),
-        {.range = slice(buffer, spec.begin - piece.begin, spec.elements, 4), .content = content});
+    const Range target = slice(buffer, spec.begin - piece.begin, spec.elements, 4);
+    bring_tile({.unit = unit,
+                .tile = tile,
+                .update = update_due(unit, tile),
+                .read = true,
+                .target = {.range = target, .content = content}});
   }
   return {.range = slice(buffer, 0, piece.elements, 4), .content = content};
 }
 
-// One tile: read what does not live in memory, update it if asked, write it back, and copy it to
-// `device_target` (buffer -1: nowhere). Returns where its weights are on the host (or, for a unit
-// at home on the device, there).
-Builder::Weights Builder::bring_tile(int unit,
-                                     int tile,
-                                     bool with_update,
-                                     const Weights& device_target) {
-  const auto t = static_cast<std::size_t>(tile);
-  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
+// One tile: read what does not live in memory, update it if asked, write it back, decode it if it
+// must be, and copy it to where it is wanted on the device. Returns where its weights are as floats
+// on the host (or, for a unit at home on the device, there); where none are wanted, its master.
+Builder::Weights Builder::bring_tile(const TileUse& use) {
+  const auto t = static_cast<std::size_t>(use.tile);
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(use.unit)];
   const TileSpec& spec = plan.tiles[t];
-  const bool stream_param = plan.master < 0;
-  const bool stream_state = with_update && plan.state < 0;
+  const bool decodes = in_.plan.format.decodes(spec);
+  if (decodes && !use.update && !in_.plan.separate_device && plan.weights >= 0) {
+    return {.range = slice(plan.weights, spec.begin, spec.elements, 4), .content = 0};
+  }
+  const bool with_state = use.update || decodes;
+  const bool stream_param = plan.param[t].buffer < 0;
+  const bool stream_state = with_state && plan.state_of[t].buffer < 0;
   std::size_t staging = 0;
   if (stream_param || stream_state) {
     staging = next_staging_++ % in_.layout.staging_param.size();
   }
-  const int param_lane = static_cast<int>(2 * staging);
-  Weights param;
-  if (!stream_param) {
-    param.range = slice(plan.master, spec.begin, spec.elements, 4);
-  } else if (!in_.plan.separate_device && device_target.range.buffer >= 0) {
-    param = device_target;  // direct I/O into the place of use
-  } else {
-    param = {.range = slice(in_.layout.staging_param[staging], 0, spec.elements, 4),
-             .content = tile_content(unit, tile)};
-  }
-  Weights state;
-  if (stream_state) {
-    state = {.range = slice(in_.layout.staging_state[staging], 0, spec.elements, 8),
-             .content = tile_content(unit, tile)};
-  } else if (with_update) {
-    state.range = {.buffer = plan.state,
-                   .offset = plan.state_offset[t],
-                   .bytes = static_cast<std::size_t>(spec.elements) * 8};
-  }
+  const int lane = static_cast<int>(2 * staging);
+  const auto place = [&](const TilePlace& extent, const std::vector<int>& staged) -> Weights {
+    if (extent.buffer >= 0) {
+      return {.range = {.buffer = extent.buffer, .offset = extent.offset, .bytes = extent.bytes},
+              .content = 0};
+    }
+    return {.range = {.buffer = staged[staging], .offset = 0, .bytes = extent.bytes},
+            .content = tile_content(use.unit, use.tile)};
+  };
+  const bool in_place = stream_param && !decodes && !in_.plan.separate_device &&
+                        use.target.range.buffer >= 0;  // direct I/O into the place of use
+  const Weights param = in_place ? use.target : place(plan.param[t], in_.layout.staging_param);
+  const Weights state = with_state ? place(plan.state_of[t], in_.layout.staging_state) : Weights{};
   if (stream_param) {
-    transfer(InstructionKind::kReadParam, unit, tile, param, param_lane);
+    transfer(InstructionKind::kReadParam, use.unit, use.tile, param, lane);
   }
   if (stream_state) {
-    transfer(InstructionKind::kReadState, unit, tile, state, param_lane + 1);
+    transfer(InstructionKind::kReadState, use.unit, use.tile, state, lane + 1);
   }
-  if (with_update) {
-    update_tile(unit, tile, param, state);
+  const Weights floats = floats_of(use, param);
+  if (use.update) {
+    update_tile(use, param, state, decodes && use.read ? floats : Weights{});
+  } else if (decodes) {
+    decode_tile(use, param, state, floats);
   }
-  if (with_update && stream_param) {
-    transfer(InstructionKind::kWriteParam, unit, tile, param, param_lane);
+  if (use.update && stream_param) {
+    transfer(InstructionKind::kWriteParam, use.unit, use.tile, param, lane);
   }
-  if (stream_state) {
-    transfer(InstructionKind::kWriteState, unit, tile, state, param_lane + 1);
+  if (use.update && stream_state) {
+    transfer(InstructionKind::kWriteState, use.unit, use.tile, state, lane + 1);
   }
-  const Range& target = device_target.range;
+  const Range& target = use.target.range;
   if (target.buffer >= 0 &&
-      (target.buffer != param.range.buffer || target.offset != param.range.offset)) {
-    Instruction copy = make(InstructionKind::kCopy, QueueKind::kH2d, unit, tile, -1);
-    copy.accesses = {read(param.range, param.content), write(target, device_target.content)};
+      (target.buffer != floats.range.buffer || target.offset != floats.range.offset)) {
+    Instruction copy = make(InstructionKind::kCopy, QueueKind::kH2d, use.unit, use.tile, -1);
+    copy.accesses = {read(floats.range, floats.content), write(target, use.target.content)};
     emit(std::move(copy));
   }
-  return param;
+  return floats;
+}
+
+// Where a tile's weights become floats: its master, or, where that has to be decoded, the place of
+// use if the host (or whoever updates the unit) can write there, else a slot.
+Builder::Weights Builder::floats_of(const TileUse& use, const Weights& param) {
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(use.unit)];
+  const TileSpec& spec = plan.tiles[static_cast<std::size_t>(use.tile)];
+  if (!use.read || !in_.plan.format.decodes(spec)) {
+    return param;
+  }
+  const bool reached = !in_.plan.separate_device || update_queue(use.unit) == QueueKind::kCompute;
+  if (use.target.range.buffer >= 0 && reached) {
+    return use.target;
+  }
+  const int slot = in_.layout.staging_weights[next_decoded_++ % in_.layout.staging_weights.size()];
+  return {.range = slice(slot, 0, spec.elements, 4), .content = tile_content(use.unit, use.tile)};
 }
 
 void Builder::transfer(InstructionKind kind, int unit, int tile, const Weights& memory, int lane) {
@@ -154,19 +172,45 @@ void Builder::transfer(InstructionKind kind, int unit, int tile, const Weights& 
   emit(std::move(instruction));
 }
 
-void Builder::update_tile(int unit, int tile, const Weights& param, const Weights& state) {
-  const auto u = static_cast<std::size_t>(unit);
-  const TileSpec& spec = in_.plan.units[u].tiles[static_cast<std::size_t>(tile)];
-  const bool on_device = in_.plan.units[u].home == Home::kDevice && in_.plan.separate_device;
-  Instruction instruction = make(
-      InstructionKind::kUpdate, on_device ? QueueKind::kCompute : QueueKind::kHost, unit, tile, -1);
+QueueKind Builder::update_queue(int unit) const {
+  const bool on_device = in_.plan.units[static_cast<std::size_t>(unit)].home == Home::kDevice &&
+                         in_.plan.separate_device;
+  return on_device ? QueueKind::kCompute : QueueKind::kHost;
+}
+
+void Builder::update_tile(const TileUse& use,
+                          const Weights& param,
+                          const Weights& state,
+                          const Weights& decoded) {
+  const auto u = static_cast<std::size_t>(use.unit);
+  const TileSpec& spec = in_.plan.units[u].tiles[static_cast<std::size_t>(use.tile)];
+  Instruction instruction =
+      make(InstructionKind::kUpdate, update_queue(use.unit), use.unit, use.tile, -1);
   instruction.begin = spec.begin;
   instruction.elements = spec.elements;
-  instruction.accesses = {update(param.range, param.content),
-                          update(state.range, state.content),
-                          read(held(unit, spec.begin, spec.elements))};
+  instruction.accesses = {
+      update(param.range, param.content),
+      update(state.range, state.content),
+      read(held(use.unit, spec.begin, spec.elements)),
+      decoded.range.buffer >= 0 ? write(decoded.range, decoded.content) : Access{}};
   emit(std::move(instruction));
-  updated_[u][static_cast<std::size_t>(tile)] = 1;
+  updated_[u][static_cast<std::size_t>(use.tile)] = 1;
+}
+
+void Builder::decode_tile(const TileUse& use,
+                          const Weights& param,
+                          const Weights& state,
+                          const Weights& decoded) {
+  const TileSpec& spec =
+      in_.plan.units[static_cast<std::size_t>(use.unit)].tiles[static_cast<std::size_t>(use.tile)];
+  Instruction instruction =
+      make(InstructionKind::kDecode, update_queue(use.unit), use.unit, use.tile, -1);
+  instruction.begin = spec.begin;
+  instruction.elements = spec.elements;
+  instruction.accesses = {read(param.range, param.content),
+                          read(state.range, state.content),
+                          write(decoded.range, decoded.content)};
+  emit(std::move(instruction));
 }
 
 // ---- gradients ----
@@ -303,9 +347,18 @@ void Builder::price(Instruction& instruction) const {
       instruction.seconds = 2 * first_bytes / memory;
       break;
     case InstructionKind::kUpdate:
+      // Of every format: bf16 is somewhat faster where memory is the limit, q8 somewhat slower.
       instruction.seconds = static_cast<double>(instruction.elements) /
                             rate_or(in_.machine.adamw_fp32_params_per_s, 400e6);
       break;
+    case InstructionKind::kDecode: {
+      double bytes = 0;
+      for (const Access& access : instruction.accesses) {
+        bytes += static_cast<double>(access.bytes);
+      }
+      instruction.seconds = bytes / memory;
+      break;
+    }
     default:
       instruction.seconds = compute_seconds(instruction);
       break;

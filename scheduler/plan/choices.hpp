@@ -13,10 +13,12 @@ namespace headrace::plan {
 
 struct UnitChoice {
   Home state_home = Home::kHost;
-  bool master_in_memory =
-      true;  // fp32 weights stay in host (or device) memory; otherwise they are read from the store
-  bool pinned =
-      true;  // separate device: weights stay on the device; otherwise they stream through slots
+  // Param extents stay in host (or device) memory; otherwise they are read from the store. Where
+  // weights are decoded, state and param extents are in one place.
+  bool master_in_memory = true;
+  // Weights stay on the device; otherwise they stream through slots. An aliasing device asks only
+  // where they are decoded; else what is in memory is on it.
+  bool pinned = true;
 };
 
 struct Choices {
@@ -43,9 +45,10 @@ struct Layout {
   std::vector<int> weight_slots;
   std::vector<int> gradient_slots;
   std::vector<int> staging_param, staging_state;
-  std::vector<int> landing;  // host: fp32 gradients of one tile
+  std::vector<int> staging_weights;  // host: a tile decoded, on its way to the device or the lookup
+  std::vector<int> landing;          // host: fp32 gradients of one tile
   std::vector<int> store_param,
-      store_state;  // per unit: kStore pseudo-buffers, the unit's flat layout
+      store_state;  // per unit: kStore pseudo-buffers, with room for floats of every tile
 };
 
 // Sizes every buffer and gives it an address. Fills plan.buffers, units, arenas, memory table,

@@ -88,6 +88,61 @@ Dtype gradient_storage(const Context& context, std::size_t unit) {
                                                                              : Dtype::kF32;
 }
 
+// What the kernels read, where it is kept: on an aliasing device the master itself, unless it has
+// to be decoded.
+void place_weights(Context& context, std::size_t u, bool on_device, UnitPlan& unit) {
+  const UnitSpec& spec = context.model.units[u];
+  const UnitChoice& choice = context.choices.units[u];
+  const bool separate = context.settings.separate_device;
+  const bool decoded = context.settings.format.decoded && trainable(unit);
+  unit.pinned = separate ? choice.pinned || on_device
+                         : choice.master_in_memory && (choice.pinned || !decoded);
+  const bool read_there = !separate || !spec.pieces.empty();  // not the lookup alone
+  const bool own_copy = unit.pinned && read_there && (decoded || (separate && !on_device));
+  if (own_copy) {
+    unit.weights = context.memory.add(
+        "weights", spec.name + ".weights", MemoryTier::kDevice, fp32_bytes(spec.elements));
+  }
+}
+
+// The two extents of every tile: those that are in memory lie there one after the other.
+void place_extents(Context& context, std::size_t u, MemoryTier tier, UnitPlan& unit) {
+  const UnitSpec& spec = context.model.units[u];
+  const StateFormat& format = context.settings.format;
+  const bool master = context.choices.units[u].master_in_memory;
+  const bool state = context.training && trainable(unit) && unit.home != Home::kNvme;
+  std::size_t param_bytes = 0, state_bytes = 0;
+  for (const TileSpec& tile : unit.tiles) {
+    TilePlace param{.buffer = -1, .offset = param_bytes, .bytes = format.param_extent_bytes(tile)};
+    // Frozen floats beside decoded ones are where the kernels read them, and nowhere else.
+    if (tile.frozen && unit.weights >= 0 && !context.settings.separate_device) {
+      param.buffer = unit.weights;
+      param.offset = fp32_bytes(tile.begin);
+    } else {
+      param_bytes += param.bytes;
+    }
+    unit.param.push_back(param);
+    unit.state_of.push_back(
+        {.buffer = -1, .offset = state_bytes, .bytes = format.state_extent_bytes(tile)});
+    state_bytes += unit.state_of.back().bytes;
+  }
+  if (master) {
+    unit.master = context.memory.add("weights", spec.name + ".master", tier, param_bytes);
+  }
+  if (state) {
+    unit.state = context.memory.add("state", spec.name + ".state", tier, state_bytes);
+  }
+  for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+    if (unit.param[t].buffer < 0) {
+      unit.param[t].buffer = unit.master;
+    }
+    unit.state_of[t].buffer = unit.tiles[t].frozen ? -1 : unit.state;
+  }
+  if (unit.pinned && unit.weights < 0) {
+    unit.weights = unit.master;
+  }
+}
+
 void place_unit(Context& context, std::size_t u) {
   const UnitSpec& spec = context.model.units[u];
   const UnitChoice& choice = context.choices.units[u];
@@ -101,30 +156,9 @@ void place_unit(Context& context, std::size_t u) {
     unit.home = Home::kHost;
   }
   const MemoryTier tier = on_device ? MemoryTier::kDevice : MemoryTier::kHost;
-  if (choice.master_in_memory) {
-    unit.master =
-        context.memory.add("weights", spec.name + ".master", tier, fp32_bytes(spec.elements));
-  }
-  // On an aliasing device the master itself is what the kernels read.
-  unit.pinned =
-      context.settings.separate_device ? choice.pinned || on_device : choice.master_in_memory;
-  if (unit.pinned) {
-    const bool own_copy = context.settings.separate_device && !on_device && !spec.pieces.empty();
-    unit.weights =
-        own_copy
-            ? context.memory.add(
-                  "weights", spec.name + ".weights", MemoryTier::kDevice, fp32_bytes(spec.elements))
-            : unit.master;
-  }
-  std::size_t state_bytes = 0;
-  for (const TileSpec& tile : unit.tiles) {
-    unit.state_offset.push_back(state_bytes);
-    state_bytes += tile.frozen ? 0 : 2 * fp32_bytes(tile.elements);
-  }
+  place_weights(context, u, on_device, unit);
+  place_extents(context, u, tier, unit);
   if (context.training && trainable(unit)) {
-    if (unit.home != Home::kNvme) {
-      unit.state = context.memory.add("state", spec.name + ".state", tier, state_bytes);
-    }
     unit.gradient_storage = gradient_storage(context, u);
     const std::size_t bytes =
         static_cast<std::size_t>(spec.elements) * dtype_bytes(unit.gradient_storage);
@@ -268,10 +302,46 @@ void place_row_accumulators(Context& context) {
                                                      fp32_bytes(slots * context.model.hidden));
 }
 
+// Tiles on their way between the store, the optimizer and the device.
+void place_staging(Context& context) {
+  std::size_t param_max = 0, state_max = 0, decoded_max = 0;
+  for (std::size_t u = 0; u < context.model.units.size(); ++u) {
+    const UnitPlan& unit = context.plan.units[u];
+    // Decoded into the place of use where the host can write there; the lookup of the embedding
+    // has none, unless its weights are kept.
+    const bool direct =
+        context.settings.separate_device ? unit.home == Home::kDevice : u != 0 || unit.weights >= 0;
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      const TileSpec& tile = unit.tiles[t];
+      param_max = std::max(param_max, unit.param[t].buffer < 0 ? unit.param[t].bytes : 0);
+      state_max = std::max(
+          state_max, context.training && unit.state < 0 ? unit.state_of[t].bytes : std::size_t{0});
+      if (context.settings.format.decodes(tile) && !direct) {
+        decoded_max = std::max(decoded_max, fp32_bytes(tile.elements));
+      }
+    }
+  }
+  Layout& layout = context.layout;
+  const bool staged = param_max > 0 || state_max > 0;
+  const int slots = context.choices.staging_slots;
+  const auto add = [&](const char* what, int slot, std::size_t bytes) {
+    return context.memory.add(
+        "staging", fmt::format("staging.{}.{}", what, slot), MemoryTier::kHost, bytes);
+  };
+  for (int i = 0; staged && i < slots; ++i) {
+    layout.staging_param.push_back(add("param", i, param_max));
+    layout.staging_state.push_back(add("state", i, state_max));
+  }
+  for (int i = 0; decoded_max > 0 && i < slots; ++i) {
+    layout.staging_weights.push_back(add("weights", i, decoded_max));
+  }
+  context.plan.lanes = staged ? 2 * slots : 0;
+}
+
 // Slots of the device through which weights and gradients stream, and the staging of tiles on the
 // host.
 void place_slots(Context& context) {
-  std::int64_t weights_max = 0, gradients_max = 0, tile_max = 0, state_tile_max = 0;
+  std::int64_t weights_max = 0, gradients_max = 0;
   bool landing = false;
   for (std::size_t u = 0; u < context.model.units.size(); ++u) {
     const UnitSpec& spec = context.model.units[u];
@@ -280,12 +350,6 @@ void place_slots(Context& context) {
     for (const PieceSpec& piece : spec.pieces) {
       weights_max = std::max(weights_max, unit.pinned ? 0 : piece.elements);
       gradients_max = std::max(gradients_max, through_slot ? piece.elements : 0);
-    }
-    for (const TileSpec& tile : unit.tiles) {
-      tile_max = std::max(tile_max, unit.master < 0 ? tile.elements : 0);
-      state_tile_max = std::max(
-          state_tile_max,
-          unit.home == Home::kNvme && !tile.frozen && context.training ? tile.elements : 0);
     }
     landing =
         landing || through_slot || (unit.gradient >= 0 && unit.gradient_storage == Dtype::kBf16);
@@ -303,16 +367,7 @@ void place_slots(Context& context) {
                                                        MemoryTier::kDevice,
                                                        fp32_bytes(gradients_max)));
   }
-  const bool staged = tile_max > 0 || state_tile_max > 0;
-  for (int i = 0; staged && i < context.choices.staging_slots; ++i) {
-    layout.staging_param.push_back(context.memory.add(
-        "staging", fmt::format("staging.param.{}", i), MemoryTier::kHost, fp32_bytes(tile_max)));
-    layout.staging_state.push_back(context.memory.add("staging",
-                                                      fmt::format("staging.state.{}", i),
-                                                      MemoryTier::kHost,
-                                                      2 * fp32_bytes(state_tile_max)));
-  }
-  context.plan.lanes = staged ? 2 * context.choices.staging_slots : 0;
+  place_staging(context);
   std::int64_t landing_max = 0;
   for (const UnitPlan& unit : context.plan.units) {
     for (const TileSpec& tile : unit.tiles) {
@@ -329,9 +384,10 @@ void count_store(Context& context) {
   MemoryRow& weights = context.memory.row_of("weights");
   MemoryRow& state = context.memory.row_of("state");
   for (std::size_t u = 0; u < context.model.units.size(); ++u) {
-    weights.nvme_bytes += fp32_bytes(context.model.units[u].elements);
-    for (const TileSpec& tile : context.plan.units[u].tiles) {
-      state.nvme_bytes += tile.frozen ? 0 : 2 * fp32_bytes(tile.elements);
+    const UnitPlan& unit = context.plan.units[u];
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      weights.nvme_bytes += unit.param[t].bytes;
+      state.nvme_bytes += unit.state_of[t].bytes;
     }
   }
   if (!context.training) {
@@ -360,6 +416,7 @@ Layout lay_out_memory(const ModelSpec& model,
   plan.lookahead = choices.lookahead;
   plan.tile_elements = choices.tile_elements;
   plan.grad = settings.grad;
+  plan.format = settings.format;
   plan.separate_device = settings.separate_device;
   plan.process_bytes = settings.process_bytes;
   for (const char* purpose : {"weights",

@@ -66,11 +66,20 @@ void fill(const ModelSpec& model, const PlanSettings& settings, Choices& choices
   if (settings.separate_device) {
     attempt([](UnitChoice& unit) { unit.pinned = true; });
   }
-  if (settings.place) {
-    return;
+  if (!settings.place && !settings.format.decoded) {
+    attempt([](UnitChoice& unit) { unit.master_in_memory = true; });
+    attempt([](UnitChoice& unit) { unit.state_home = Home::kHost; });
   }
-  attempt([](UnitChoice& unit) { unit.master_in_memory = true; });
-  attempt([](UnitChoice& unit) { unit.state_home = Home::kHost; });
+  if (!settings.place && settings.format.decoded) {
+    attempt([](UnitChoice& unit) {
+      unit.state_home = Home::kHost;
+      unit.master_in_memory = true;
+    });
+  }
+  // Floats beside what they are decoded from spare decoding it twice a step.
+  if (!settings.separate_device && settings.format.decoded) {
+    attempt([](UnitChoice& unit) { unit.pinned = unit.master_in_memory; });
+  }
 }
 
 std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& settings) {
@@ -142,23 +151,18 @@ void add_prediction(Plan& plan,
   plan.predictions.push_back(std::move(total));
 }
 
-std::uint64_t memory_tile_bytes(const ModelSpec& model, const Plan& plan) {
+std::uint64_t memory_tile_bytes(const Plan& plan) {
   std::uint64_t bytes = 0;
-  for (std::size_t u = 0; u < plan.units.size(); ++u) {
-    if (plan.units[u].master >= 0) {
-      bytes += static_cast<std::uint64_t>(model.units[u].elements) * 4;
-    }
-    if (plan.units[u].state >= 0) {
-      bytes += plan.buffers[static_cast<std::size_t>(plan.units[u].state)].bytes;
+  for (const UnitPlan& unit : plan.units) {
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      bytes += unit.param[t].buffer >= 0 ? unit.param[t].bytes : 0;
+      bytes += unit.state_of[t].buffer >= 0 ? unit.state_of[t].bytes : 0;
     }
   }
   return bytes;
 }
 
-void predict(const ModelSpec& model,
-             const PlanSettings& settings,
-             const MachineProfile& machine,
-             Plan& plan) {
+void predict(const PlanSettings& settings, const MachineProfile& machine, Plan& plan) {
   const Prediction evaluation = simulate(plan.evaluation);
   if (settings.purpose == Purpose::kTrain) {
     const Prediction compute = simulate(plan.compute);
@@ -171,7 +175,7 @@ void predict(const ModelSpec& model,
     if (held) {
       steady_drained.push_back(drain);
     }
-    const std::uint64_t commit_bytes = memory_tile_bytes(model, plan);
+    const std::uint64_t commit_bytes = memory_tile_bytes(plan);
     double write_rate = machine.nvme_write_bytes_per_s > 0 ? machine.nvme_write_bytes_per_s : 1e9;
     write_rate =
         settings.nvme_write_cap ? std::min(write_rate, *settings.nvme_write_cap) : write_rate;
@@ -285,7 +289,7 @@ void build(const ModelSpec& model,
            const MachineProfile& machine,
            Candidate& candidate) {
   build_programs(model, settings, machine, candidate.choices, candidate.layout, candidate.plan);
-  predict(model, settings, machine, candidate.plan);
+  predict(settings, machine, candidate.plan);
 }
 
 double figure_of_merit(const Plan& plan) {
@@ -370,6 +374,7 @@ Result<Plan> make_plan(const ModelSpec& model,
   PlanSettings settings = asked;
   if (settings.purpose != Purpose::kTrain) {
     settings.place.reset();  // there is no state to place; the weights are in host memory
+    settings.format = {};
   }
   std::optional<Candidate> best = best_candidate(model, settings, machine);
   if (!best) {

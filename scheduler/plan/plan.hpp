@@ -17,6 +17,7 @@
 #include "scheduler/plan/machine.hpp"
 #include "scheduler/plan/model_spec.hpp"
 #include "scheduler/plan/program.hpp"
+#include "scheduler/plan/state_format.hpp"
 
 namespace headrace::plan {
 
@@ -52,6 +53,7 @@ struct PlanSettings {
   std::optional<Traversal> traversal;
   std::optional<Update> update;
   Dtype grad = Dtype::kF32;
+  StateFormat format;  // of a training run; the other purposes keep floats
   std::optional<double> h2d_cap, d2h_cap, nvme_read_cap, nvme_write_cap;  // bytes per second
   // Of the store: 2 slots a tile keep the last commit whole while the next one is made.
   int store_slots = 1;
@@ -61,16 +63,24 @@ struct PlanSettings {
   std::string config_name;                // for hints
 };
 
+// Where an extent of a tile lies.
+struct TilePlace {
+  int buffer = -1;         // in Plan::buffers; -1: not in memory, it is read from the store
+  std::size_t offset = 0;  // in the buffer
+  std::size_t bytes = 0;   // of the extent, wherever it is; 0: a frozen tile's state
+};
+
 // Where one unit's things are. Buffers are indices in Plan::buffers; -1: none.
 struct UnitPlan {
   Home home = Home::kHost;
   bool pinned = false;  // weights stay on the device (their own buffer)
   std::vector<TileSpec> tiles;
-  int master = -1;  // home in host or device memory: fp32 weights, the unit's flat layout
-  int state = -1;   // home in host or device memory: per tile m then v, tiles in order
-  std::vector<std::size_t> state_offset;  // per tile, bytes in `state`; frozen tiles take none
-  int weights =
-      -1;  // pinned device copy (separate device); the same as master on an aliasing device
+  int master = -1;  // in host or device memory: param extents, tile after tile
+  int state = -1;   // in host or device memory: state extents, tile after tile
+  std::vector<TilePlace> param, state_of;  // per tile
+  // Pinned: floats, the unit's flat layout. The same as master on an aliasing device, unless the
+  // format is one that is decoded.
+  int weights = -1;
   int gradient = -1;  // held gradients in host (or device) memory: the unit's flat layout
   Dtype gradient_storage = Dtype::kF32;  // element type in `gradient`; values are rounded to the
                                          // run's grad dtype either way
@@ -100,6 +110,7 @@ struct Plan {
   int lookahead = 1;
   std::int64_t tile_elements = 0;
   Dtype grad = Dtype::kF32;
+  StateFormat format;
   bool separate_device = false;
   bool keep_activations = false;  // otherwise recomputed
   // Memory.

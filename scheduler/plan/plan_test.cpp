@@ -536,5 +536,109 @@ TEST(Simulation, TheSlowestLinkDecides) {
   EXPECT_LT(steady->seconds, 1.05 * transfer_seconds);
 }
 
+// The numbers of optim_cpu's table.
+StateFormat bf16_format() {
+  return {
+      .name = "bf16", .param_bytes = 4, .group_bytes = 4, .group_elements = 1, .decoded = false};
+}
+
+StateFormat q8_format() {
+  return {
+      .name = "q8", .param_bytes = 2, .group_bytes = 104, .group_elements = 32, .decoded = true};
+}
+
+std::uint64_t bytes_over(const Plan& plan, const char* variant, const char* link) {
+  const Prediction* prediction = find_prediction(plan, variant);
+  const auto found = prediction->link_bytes.find(link);
+  return found == prediction->link_bytes.end() ? 0 : found->second;
+}
+
+// On the drive an update reads and writes both extents of every tile once; the table and a commit
+// of what is in memory say the same bytes.
+TEST(Formats, BytesOnTheDriveAndOfACommitAreThoseOfTheExtents) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 1);
+  for (const StateFormat& format : {StateFormat{}, bf16_format(), q8_format()}) {
+    std::int64_t elements = 0;
+    PlanSettings settings = roomy();
+    settings.format = format;
+    settings.place = Home::kNvme;
+    settings.update = Update::kAfterBackward;
+    const auto streamed = make_plan(model, settings, {});
+    ASSERT_TRUE(streamed);
+    std::uint64_t extents = 0;
+    for (std::size_t u = 0; u < model.units.size(); ++u) {
+      elements += model.units[u].elements;
+      for (const TileSpec& tile : streamed->units[u].tiles) {
+        extents += format.param_extent_bytes(tile) + format.state_extent_bytes(tile);
+        EXPECT_EQ(format.state_extent_bytes(tile) % 4096, 0U);
+      }
+    }
+    EXPECT_EQ(streamed->nvme_bytes, extents) << format.name;
+    EXPECT_EQ(bytes_over(*streamed, "steady", "nvme_write"), extents) << format.name;
+    const double expected = format.bytes_per_parameter() * static_cast<double>(elements);
+    EXPECT_NEAR(static_cast<double>(extents), expected, 0.01 * expected) << format.name;
+    EXPECT_EQ(streamed->written_bytes_per_step, extents) << format.name;
+
+    settings.place = Home::kHost;
+    const auto held = make_plan(model, settings, {});
+    ASSERT_TRUE(held);
+    EXPECT_EQ(bytes_over(*held, "steady", "nvme_write"), 0U);
+    EXPECT_EQ(bytes_over(*held, "commit", "commit"), extents) << format.name;
+  }
+}
+
+// Weights that are decoded cross the link to the device as floats, and are read from both extents.
+TEST(Formats, DecodedWeightsAreReadFromBothExtents) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 1);
+  PlanSettings settings = roomy();
+  settings.separate_device = true;
+  settings.place = Home::kNvme;
+  const auto fp32 = make_plan(model, settings, {});
+  settings.format = q8_format();
+  const auto q8 = make_plan(model, settings, {});
+  ASSERT_TRUE(fp32 && q8);
+  EXPECT_EQ(bytes_over(*q8, "steady", "h2d"), bytes_over(*fp32, "steady", "h2d"));
+  const auto extents = static_cast<double>(q8->nvme_bytes);
+  EXPECT_GE(static_cast<double>(bytes_over(*q8, "evaluation", "nvme_read")), 0.1 * extents);
+  for (const Program* program : {&q8->compute, &q8->compute_held, &q8->drain, &q8->evaluation}) {
+    const Graph graph(*program);
+    for (std::size_t i = 0; i < program->instructions.size(); ++i) {
+      for (std::size_t j = 0; j < i; ++j) {
+        ASSERT_TRUE(!conflict(program->instructions[i], program->instructions[j]) ||
+                    graph.reach[i][j])
+            << program->name;
+      }
+    }
+  }
+}
+
+// With all state in host memory, the arena that one format needs is more than the next one can do
+// with: floats are kept beside what they are decoded from only where there is room.
+TEST(Formats, FewerBytesNeedLessMemory) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 1);
+  PlanSettings settings = roomy();
+  settings.place = Home::kHost;
+  for (const StateFormat& format : {StateFormat{}, bf16_format(), q8_format()}) {
+    settings.format = format;
+    const auto plan = make_plan(model, settings, {});
+    ASSERT_TRUE(plan) << format.name;
+    settings.host_memory_bytes = plan->host_arena_bytes - (std::size_t{1} << 20);
+    if (format.decoded) {
+      EXPECT_TRUE(std::any_of(plan->units.begin(), plan->units.end(), [](const UnitPlan& unit) {
+        return !unit.pinned;
+      }));
+    }
+  }
+}
+
+TEST(Formats, FrozenTilesAreFloatsWithoutState) {
+  const TileSpec frozen{.begin = 0, .elements = 4 * kPageElements, .frozen = true};
+  for (const StateFormat& format : {StateFormat{}, bf16_format(), q8_format()}) {
+    EXPECT_EQ(format.param_extent_bytes(frozen), 16U * kPageElements);
+    EXPECT_EQ(format.state_extent_bytes(frozen), 0U);
+    EXPECT_FALSE(format.decodes(frozen));
+  }
+}
+
 }  // namespace
 }  // namespace headrace::plan

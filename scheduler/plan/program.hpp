@@ -53,7 +53,9 @@ enum class InstructionKind : std::uint8_t {
   kAccumulate,  // host or compute: [0] incoming fp32, [1] accumulator fp32 (added; `first`: copied)
   kCollect,     // host or compute: [0] fp32 gradient, [1] held gradient (may be the same memory):
                 // rounds, sums squares, finds NaN and Inf
-  kUpdate,      // host or compute: [0] param, [1] state, [2] held gradient
+  kUpdate,      // host or compute: [0] param, [1] state, [2] held gradient, [3] the new weights as
+                // floats (decoded formats, where they are wanted)
+  kDecode,      // host or compute: [0] param, [1] state, [2] the weights as floats
 };
 
 enum class AccessMode : std::uint8_t { kRead, kWrite, kReadWrite };

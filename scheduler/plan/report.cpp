@@ -14,7 +14,7 @@ std::string cell(std::uint64_t bytes) {
   return bytes == 0 ? "-" : format_bytes(bytes);
 }
 
-void append_baseline(std::string& text, const ModelSpec& model) {
+void append_baseline(std::string& text, const ModelSpec& model, const StateFormat& format) {
   const auto parameters = static_cast<double>(model.parameters());
   const auto trainable = static_cast<double>(model.trainable_parameters());
   text += fmt::format(
@@ -22,8 +22,16 @@ void append_baseline(std::string& text, const ModelSpec& model) {
       format_count(parameters),
       format_count(trainable),
       format_bytes(static_cast<std::uint64_t>(16 * parameters)));
-  text += fmt::format("here         fp32 weights 4 + moments 8 = 12 B each: {}\n",
-                      format_bytes(static_cast<std::uint64_t>(4 * parameters + 8 * trainable)));
+  const auto param_bytes = static_cast<double>(format.param_bytes);
+  const double state_bytes = format.bytes_per_parameter() - param_bytes;
+  text += fmt::format("here         state \"{}\": weights {} + state {} = {} B each: {}{}\n",
+                      format.name,
+                      param_bytes,
+                      state_bytes,
+                      param_bytes + state_bytes,
+                      format_bytes(static_cast<std::uint64_t>(
+                          4 * (parameters - trainable) + (param_bytes + state_bytes) * trainable)),
+                      format.decoded ? "; decoded to 4 B each where they are used" : "");
 }
 
 void append_choices(std::string& text, const ModelSpec& model, const Plan& plan) {
@@ -157,7 +165,7 @@ Json prediction_json(const Prediction& prediction) {
 
 std::string format_plan(const Plan& plan, const ModelSpec& model, const PlanSettings& settings) {
   std::string text;
-  append_baseline(text, model);
+  append_baseline(text, model, plan.format);
   append_choices(text, model, plan);
   append_memory(text, plan, settings);
   append_predictions(text, plan);
@@ -175,6 +183,8 @@ Json plan_to_json(const Plan& plan, const ModelSpec& model) {
   json.set("lookahead", plan.lookahead);
   json.set("tile_elements", plan.tile_elements);
   json.set("grad", dtype_name(plan.grad));
+  json.set("state", plan.format.name);
+  json.set("bytes_per_parameter", plan.format.bytes_per_parameter());
   json.set("separate_device", plan.separate_device);
   json.set("keep_activations", plan.keep_activations);
   Json memory = Json::array();

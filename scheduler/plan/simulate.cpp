@@ -57,6 +57,7 @@ const char* cause_of(const Instruction& instruction) {
     case InstructionKind::kCopy:
       return instruction.queue == QueueKind::kH2d ? "h2d" : "d2h";
     case InstructionKind::kUpdate:
+    case InstructionKind::kDecode:
       return "optimizer";
     default:
       return "host";

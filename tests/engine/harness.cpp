@@ -12,6 +12,7 @@
 #include "model/initialize.hpp"
 #include "model/spec.hpp"
 #include "model/units.hpp"
+#include "scheduler/exec/state_format.hpp"
 #include "tiers/nvme/store.hpp"
 #include "tiers/race_checker.hpp"
 
@@ -59,16 +60,14 @@ tiers::nvme::StoreContents contents_of(const plan::Plan& plan) {
   tiers::nvme::StoreContents contents;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
     for (std::size_t t = 0; t < plan.units[u].tiles.size(); ++t) {
-      const plan::TileSpec& tile = plan.units[u].tiles[t];
-      const auto elements = static_cast<std::uint64_t>(tile.elements);
       contents.tiles.push_back({.unit = static_cast<std::uint32_t>(u),
                                 .tile = static_cast<std::uint32_t>(t),
-                                .param_bytes = elements * 4,
-                                .state_bytes = tile.frozen ? 0 : elements * 8});
+                                .param_bytes = plan.units[u].param[t].bytes,
+                                .state_bytes = plan.units[u].state_of[t].bytes});
     }
   }
   contents.tensor_table = "{}";
-  contents.layout_tag = "fp32/fp32";
+  contents.layout_tag = exec::layout_tag(plan.format);
   return contents;
 }
 
@@ -111,7 +110,7 @@ void fill_tokens(const RunOptions& options,
 // Notes an error that the test allows; any other fails it.
 void note_error(const RunOptions& options, RunRecord& record, const Status& status) {
   if (!status) {
-    EXPECT_TRUE(options.may_fail) << text_of(status.error());
+    EXPECT_TRUE(options.may_fail || options.stop_after) << text_of(status.error());
     record.error = status.error();
   }
 }
@@ -143,12 +142,32 @@ Status run_step(const RunOptions& options, Engine& engine, int step, RunRecord& 
   return {};
 }
 
+// What was committed.
+Status read_extents(tiers::nvme::Store& store, RunRecord& record) {
+  record.extents.clear();
+  for (const tiers::nvme::TileBytes& tile : store.contents().tiles) {
+    for (const auto kind : {tiers::nvme::ExtentKind::kParam, tiers::nvme::ExtentKind::kState}) {
+      const bool param = kind == tiers::nvme::ExtentKind::kParam;
+      std::vector<std::byte> bytes(param ? tile.param_bytes : tile.state_bytes);
+      if (!bytes.empty()) {
+        HEADRACE_TRY(store.read_now({.unit = tile.unit, .tile = tile.tile, .kind = kind}, bytes));
+      }
+      record.extents.push_back(std::move(bytes));
+    }
+  }
+  return {};
+}
+
 Status run_steps(const RunOptions& options, Engine& engine, int first_step, RunRecord& record) {
   for (int step = first_step; step < options.steps; ++step) {
+    if (options.stop_after == step && first_step == 0) {
+      return operating_error("stopped");
+    }
     HEADRACE_TRY(run_step(options, engine, step, record));
   }
   record.update_count = engine.executor->update_count();
   HEADRACE_TRY(engine.executor->commit(options.steps, "{}"));
+  HEADRACE_TRY(read_extents(*engine.store, record));
   record.bad_weight = engine.executor->non_finite_weights();
   return {};
 }
@@ -186,6 +205,7 @@ Status make_executor(const Job& job, bool first, Engine& engine) {
                                          .h2d_bytes_per_s = {},
                                          .d2h_bytes_per_s = {},
                                          .drives = {}};
+  executor_options.seed = job.options.seed;
   executor_options.stuck_after_s = 1;  // it looks, beside all else
   if (first) {
     executor_options.make_device = job.options.make_device;

@@ -52,6 +52,8 @@ struct RunOptions {
   // executor, on the CPU, goes on from the last one, and the record is that of the steps that were
   // committed.
   bool commit_every_step = false;
+  // After so many steps everything but the last commit is lost, as if the process had ended.
+  std::optional<int> stop_after;
 };
 
 struct RunRecord {
@@ -61,7 +63,8 @@ struct RunRecord {
   std::optional<exec::NonFinite> bad_weight;  // after the last update
   std::int64_t update_count = 0;
   std::vector<double> evaluations;
-  std::vector<float> params;  // every unit, padding included
+  std::vector<float> params;                    // every unit, padding included
+  std::vector<std::vector<std::byte>> extents;  // of the store at the end: param and state, by tile
   std::size_t races = 0;
   std::string first_race;
   std::uint64_t waits = 0, implied_waits = 0;  // of queues for others, as the race checker counts

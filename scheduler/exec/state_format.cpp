@@ -1,0 +1,50 @@
+#include "scheduler/exec/state_format.hpp"
+
+#include <fmt/format.h>
+
+#include "core/assert.hpp"
+#include "core/dtype.hpp"
+
+namespace headrace::exec {
+
+namespace {
+
+constexpr std::string_view kOptimizerName = "adamw";
+constexpr Dtype kCompute = Dtype::kF32;
+
+}  // namespace
+
+plan::StateFormat state_format(std::string_view name) {
+  const optim::Optimizer* optimizer = optim::find_optimizer(kOptimizerName, name, kCompute);
+  HEADRACE_ASSERT(optimizer != nullptr, "a state format of the optimizer's table");
+  const std::int64_t group = optimizer->group_elements;
+  return {.name = std::string(name),
+          .param_bytes = optimizer->param_element_bytes(),
+          .group_bytes = optimizer->state_bytes(group),
+          .group_elements = group,
+          .decoded = optimizer->param_dtype != kCompute};
+}
+
+const optim::Optimizer& optimizer_of(const plan::StateFormat& format) {
+  const optim::Optimizer* optimizer = optim::find_optimizer(kOptimizerName, format.name, kCompute);
+  HEADRACE_ASSERT(optimizer != nullptr, "a state format of the optimizer's table");
+  return *optimizer;
+}
+
+std::string layout_tag(const plan::StateFormat& format) {
+  return fmt::format("{}/{}", dtype_name(optimizer_of(format).param_dtype), format.name);
+}
+
+std::string_view state_of_tag(std::string_view tag) {
+  for (const optim::Optimizer& optimizer : optim::optimizers()) {
+    const bool of_compute =
+        optim::find_optimizer(kOptimizerName, optimizer.state, kCompute) == &optimizer;
+    if (optimizer.name == kOptimizerName && of_compute &&
+        tag == fmt::format("{}/{}", dtype_name(optimizer.param_dtype), optimizer.state)) {
+      return optimizer.state;
+    }
+  }
+  return {};
+}
+
+}  // namespace headrace::exec

@@ -1,0 +1,28 @@
+// State formats between the optimizer's table, the plan and the store: what the planner must know
+// of one, and the name that a store gives it.
+//
+// Layout tags ("layout" of `inspect`, docs/store_format.md): dtype of the param extent, a slash,
+// the state format: "fp32/fp32", "fp32/bf16", "bf16/q8". Frozen tiles are fp32 in all of them.
+// Threads: any. Failure: a tag that is not known gives null.
+#pragma once
+
+#include <string>
+#include <string_view>
+
+#include "optim_cpu/optimizers.hpp"
+#include "scheduler/plan/state_format.hpp"
+
+namespace headrace::exec {
+
+// `name` is an optim.state that the settings accept; for a device that computes in fp32.
+[[nodiscard]] plan::StateFormat state_format(std::string_view name);
+
+// The format's entry in the optimizer's table.
+[[nodiscard]] const optim::Optimizer& optimizer_of(const plan::StateFormat& format);
+
+[[nodiscard]] std::string layout_tag(const plan::StateFormat& format);
+
+// The optim.state of a store; empty: a tag that this version does not know.
+[[nodiscard]] std::string_view state_of_tag(std::string_view tag);
+
+}  // namespace headrace::exec
