@@ -71,8 +71,8 @@ void Queue::wait(const Event& event) {
     return;
   }
   HEADRACE_ASSERT(&event.queue()->runtime_ == &runtime_, "an event of another runtime's queue");
-  if (runtime_.races != nullptr) {
-    runtime_.races->on_wait(*this, event);
+  if (runtime_.races != nullptr && !runtime_.races->on_wait(*this, event)) {
+    return;
   }
   if (event.queue() == this || (runtime_.races == nullptr && event.done())) {
     return;

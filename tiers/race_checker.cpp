@@ -15,8 +15,10 @@
 #include <deque>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <unordered_map>
 #include <unordered_set>
+#include <utility>
 
 namespace headrace::tiers {
 
@@ -215,8 +217,22 @@ struct RaceChecker::State {
   std::unordered_set<std::string> race_texts;  // a plan repeats its races every step
   std::uint64_t race_count = 0;
   std::uint64_t operations_checked = 0;
-  std::uint64_t waits_checked = 0;
-  std::uint64_t implied_waits = 0;
+
+  // Waits of queues for others, and of the host.
+  struct Waits {
+    std::uint64_t checked = 0;
+    std::uint64_t implied = 0;
+    std::vector<ImpliedWait> list;  // of the implied ones
+    std::optional<std::uint64_t> leave_out;
+  };
+
+  Waits queue_waits;
+  Waits host_waits;
+  std::string left_out;
+  // The event of a host's wait that was left out, until the host does something: its timeline and
+  // component.
+  std::optional<std::pair<std::size_t, std::uint64_t>> missing;
+  bool left_out_was_implied = false;
 
   std::size_t timeline(const Queue& queue) {
     const auto [found, is_new] = timeline_of.try_emplace(queue.index(), timelines.size());
@@ -229,6 +245,10 @@ struct RaceChecker::State {
   // Advances a queue's clock: everything that the host has waited for comes before what follows.
   void tick(std::size_t index) {
     Timeline& line = timelines[index];
+    if (missing) {
+      left_out_was_implied = missing->second <= component(timelines[kHost].clock, missing->first);
+      missing.reset();
+    }
     if (index == kHost) {
       ++host_version;
     } else if (line.host_version != host_version) {
@@ -289,6 +309,33 @@ struct RaceChecker::State {
     }
   }
 
+  // Counts a wait of `index` for an event of `other`. Null: there is nothing to merge, since it is
+  // implied or left out.
+  const Clock* note_wait(Waits& waits, std::size_t index, std::size_t other, std::uint64_t ticket) {
+    const std::uint64_t number = waits.checked++;
+    const Clock* captured = event_clock(other, ticket);
+    const bool implied = captured == nullptr ||
+                         component(*captured, other) <= component(timelines[index].clock, other);
+    const bool leaves_out = waits.leave_out == number;
+    if (!implied && !leaves_out) {
+      return captured;
+    }
+    std::string text = timelines[index].name + " for ticket " + std::to_string(ticket) + " of " +
+                       timelines[other].name;
+    if (leaves_out) {
+      left_out = std::move(text);
+      if (index == kHost) {
+        missing = {other, captured == nullptr ? 0 : component(*captured, other)};
+      }
+      return nullptr;
+    }
+    ++waits.implied;
+    if (waits.list.size() < kRacesMax) {
+      waits.list.push_back({.number = number, .text = std::move(text)});
+    }
+    return nullptr;
+  }
+
   Shadow& shadow(const MemorySpan& span) {
     return span.space == MemorySpan::Space::kMemory ? memory : storage;
   }
@@ -339,22 +386,20 @@ void RaceChecker::on_record(const Queue& queue, std::uint64_t ticket) {
   }
 }
 
-void RaceChecker::on_wait(const Queue& queue, const Event& event) {
+bool RaceChecker::on_wait(const Queue& queue, const Event& event) {
   if (event.queue() == nullptr || event.queue() == &queue) {
-    return;
+    return true;
   }
   const std::scoped_lock lock(state_->mutex);
   const std::size_t index = state_->timeline(queue);
   const std::size_t other = state_->timeline(*event.queue());
   state_->tick(index);
-  ++state_->waits_checked;
-  Clock& clock = state_->timelines[index].clock;
-  const Clock* captured = state_->event_clock(other, event.ticket());
-  if (captured == nullptr || component(*captured, other) <= component(clock, other)) {
-    ++state_->implied_waits;
-  } else {
-    merge(clock, *captured);
+  const bool leaves_out = state_->queue_waits.leave_out == state_->queue_waits.checked;
+  if (const Clock* captured =
+          state_->note_wait(state_->queue_waits, index, other, event.ticket())) {
+    merge(state_->timelines[index].clock, *captured);
   }
+  return !leaves_out;
 }
 
 void RaceChecker::on_host_wait(const Event& event) {
@@ -363,13 +408,31 @@ void RaceChecker::on_host_wait(const Event& event) {
   }
   const std::scoped_lock lock(state_->mutex);
   const std::size_t other = state_->timeline(*event.queue());
-  const Clock* captured = state_->event_clock(other, event.ticket());
-  Clock& host = state_->timelines[kHost].clock;
-  if (captured != nullptr && component(*captured, other) > component(host, other)) {
-    merge(host, *captured);
+  if (const Clock* captured = state_->note_wait(state_->host_waits, kHost, other, event.ticket())) {
+    merge(state_->timelines[kHost].clock, *captured);
     ++state_->host_version;
     state_->drop_events_that_the_host_covers();
   }
+}
+
+void RaceChecker::leave_out_wait(std::uint64_t number) {
+  const std::scoped_lock lock(state_->mutex);
+  state_->queue_waits.leave_out = number;
+}
+
+void RaceChecker::leave_out_host_wait(std::uint64_t number) {
+  const std::scoped_lock lock(state_->mutex);
+  state_->host_waits.leave_out = number;
+}
+
+std::string RaceChecker::left_out() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->left_out;
+}
+
+bool RaceChecker::left_out_was_implied() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->left_out_was_implied;
 }
 
 std::vector<Race> RaceChecker::races() const {
@@ -389,12 +452,27 @@ std::uint64_t RaceChecker::operations_checked() const {
 
 std::uint64_t RaceChecker::waits_checked() const {
   const std::scoped_lock lock(state_->mutex);
-  return state_->waits_checked;
+  return state_->queue_waits.checked;
 }
 
 std::uint64_t RaceChecker::implied_waits() const {
   const std::scoped_lock lock(state_->mutex);
-  return state_->implied_waits;
+  return state_->queue_waits.implied;
+}
+
+std::uint64_t RaceChecker::host_waits_checked() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->host_waits.checked;
+}
+
+std::vector<ImpliedWait> RaceChecker::implied_queue_waits() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->queue_waits.list;
+}
+
+std::vector<ImpliedWait> RaceChecker::implied_host_waits() const {
+  const std::scoped_lock lock(state_->mutex);
+  return state_->host_waits.list;
 }
 
 std::size_t RaceChecker::event_clocks_held() const {

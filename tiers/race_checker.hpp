@@ -27,6 +27,12 @@ struct Race {
   std::string text;
 };
 
+// A wait that orders nothing which was not ordered before.
+struct ImpliedWait {
+  std::uint64_t number = 0;
+  std::string text;  // "compute for ticket 12 of h2d"
+};
+
 class RaceChecker {
  public:
   RaceChecker();
@@ -36,7 +42,8 @@ class RaceChecker {
 
   void on_submit(const Queue& queue, const Operation& operation);
   void on_record(const Queue& queue, std::uint64_t ticket);
-  void on_wait(const Queue& queue, const Event& event);
+  // False: a test wants this wait left out; the queue does not wait.
+  [[nodiscard]] bool on_wait(const Queue& queue, const Event& event);
   void on_host_wait(const Event& event);
   // The host itself touches memory (outside any queue): reads of results, writes of inputs.
   void on_host_access(const Operation& operation);
@@ -51,6 +58,22 @@ class RaceChecker {
   // (or the host) had ordered the queue after the event already.
   [[nodiscard]] std::uint64_t waits_checked() const;
   [[nodiscard]] std::uint64_t implied_waits() const;
+  // The implied ones, the first kRacesMax of them; likewise those of the host.
+  [[nodiscard]] std::vector<ImpliedWait> implied_queue_waits() const;
+  [[nodiscard]] std::vector<ImpliedWait> implied_host_waits() const;
+  [[nodiscard]] std::uint64_t host_waits_checked() const;
+
+  // How tests show a wait to be needed: the one of this number, counted from 0 as waits_checked()
+  // counts, is left out. A wait of the host is made all the same, since what follows may free
+  // memory, but it orders nothing.
+  void leave_out_wait(std::uint64_t number);
+  void leave_out_host_wait(std::uint64_t number);
+  // "compute for ticket 12 of h2d"; empty where it has not come to that wait.
+  [[nodiscard]] std::string left_out() const;
+  // A wait of the host was left out, and the host was ordered after the event all the same by the
+  // time it did something: by a wait beside it, for a queue that had waited itself.
+  [[nodiscard]] bool left_out_was_implied() const;
+
   // What is kept of events that the host has not waited for; flat over steps that end in host
   // waits.
   [[nodiscard]] std::size_t event_clocks_held() const;

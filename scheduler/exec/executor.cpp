@@ -257,6 +257,7 @@ Status ExecutorImpl::finish_queues() {
       status = std::move(finished);
     }
   }
+  note_all_is_over();
   return status;
 }
 
@@ -274,17 +275,30 @@ void ExecutorImpl::set_inputs(const StepInputs& inputs) {
   const std::span<std::byte> target =
       extents_[static_cast<std::size_t>(plan_.targets_host)].memory();
   std::memcpy(target.data(), inputs.targets.data(), inputs.targets.size_bytes());
-  if (runtime_.races != nullptr) {
-    const tiers::MemorySpan written(target.data(), target.size());
-    runtime_.races->on_host_access(
-        {.name = "set inputs", .reads = {}, .writes = {&written, 1}, .id = 0});
-  }
+  note_host_access("set inputs", {}, {target.data(), target.size()});
   rows_.build(inputs.tokens);
+}
+
+void ExecutorImpl::note_host_access(const char* name,
+                                    const tiers::MemorySpan& read,
+                                    const tiers::MemorySpan& written) const {
+  if (runtime_.races != nullptr) {
+    runtime_.races->on_host_access(
+        {.name = name, .reads = {&read, 1}, .writes = {&written, 1}, .id = 0});
+  }
+}
+
+void ExecutorImpl::note_all_is_over() const {
+  const tiers::MemorySpan none;
+  note_host_access("end", none, {host_arena_->data(), host_arena_->bytes()});
+  note_host_access("end", none, {device_memory_.data(), device_memory_.size()});
+  note_host_access("end", none, tiers::MemorySpan::storage(0, UINT64_MAX));
 }
 
 double ExecutorImpl::loss_sum() const {
   const std::span<std::byte> memory =
       extents_[static_cast<std::size_t>(plan_.losses_host)].memory();
+  note_host_access("read losses", {memory.data(), memory.size()}, {});
   double sum = 0;
   for (std::int64_t k = 0; k < spec_.accumulate; ++k) {
     double loss = 0;
@@ -327,7 +341,9 @@ Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
 void ExecutorImpl::decide_update(const StepInputs& inputs, StepResult& result) {
   result.loss =
       inputs.unmasked_targets > 0 ? loss_sum() / static_cast<double>(inputs.unmasked_targets) : 0.0;
-  result.grad_norm = optim::total_norm(jobs_.block_sums());
+  const std::span<const double> sums = jobs_.block_sums();
+  note_host_access("read norm", {sums.data(), sums.size_bytes()}, {});
+  result.grad_norm = optim::total_norm(sums);
   result.non_finite = jobs_.non_finite(spec_);
   if (!result.non_finite && !std::isfinite(result.loss)) {
     result.non_finite = NonFinite{.tensor = "loss", .element = 0, .count = 1};
@@ -360,6 +376,7 @@ Status ExecutorImpl::prepare_update() {
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     for (std::size_t t = 0; t < plan_.units[u].tiles.size(); ++t) {
       TileJob& job = jobs_.at(static_cast<int>(u), static_cast<int>(t));
+      note_host_access("set update", {}, update_span(job));
       for (std::size_t s = 0; s < job.segments.size(); ++s) {
         const plan::TensorSpec& tensor =
             spec_.units[u].tensors[static_cast<std::size_t>(job.segments[s].tensor)];
@@ -406,6 +423,7 @@ Result<std::span<const float>> ExecutorImpl::logits(std::span<const std::int32_t
   HEADRACE_TRY(run(plan_.evaluation));
   const std::span<std::byte> memory =
       extents_[static_cast<std::size_t>(plan_.logits_host)].memory();
+  note_host_access("read logits", {memory.data(), memory.size()}, {});
   return std::span<const float>(reinterpret_cast<const float*>(memory.data()),
                                 static_cast<std::size_t>(spec_.vocab));
 }

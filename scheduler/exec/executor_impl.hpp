@@ -89,6 +89,12 @@ class ExecutorImpl final : public Executor {
   [[nodiscard]] Status create_watchdog(const ExecutorOptions& options);
   [[nodiscard]] Watchdog::Task watched(std::string_view what);
   void set_inputs(const StepInputs& inputs);
+  // Tells the race checker, if there is one.
+  void note_host_access(const char* name,
+                        const tiers::MemorySpan& read,
+                        const tiers::MemorySpan& written) const;
+  // Nothing runs: from here on the host may do anything with all memory and the store.
+  void note_all_is_over() const;
   [[nodiscard]] Status run(const plan::Program& program);
   [[nodiscard]] Status finish_queues();
   void note_measurements(const plan::Program& program, StepResult& result) const;

@@ -31,23 +31,32 @@ Result<std::unique_ptr<IoLanes>> IoLanes::create(tiers::Runtime& runtime,
 tiers::nvme::IoLane& IoLanes::lane_for(int lane, int unit, int tile) {
   const std::uint32_t folder =
       store_.folder_of(static_cast<std::uint32_t>(unit), static_cast<std::uint32_t>(tile));
-  std::uint32_t& last = folder_of_lane_[static_cast<std::size_t>(lane)];
+  std::optional<std::uint32_t>& last = folder_of_lane_[static_cast<std::size_t>(lane)];
   tiers::nvme::IoLane& wanted = engines_[folder]->lane(lane);
-  if (last != folder) {
-    wanted.wait(engines_[last]->lane(lane).record());
-    last = folder;
+  if (last && *last != folder) {
+    wanted.wait(engines_[*last]->lane(lane).record());
   }
+  last = folder;
   return wanted;
+}
+
+tiers::nvme::IoLane& IoLanes::unordered_lane(int lane, int unit, int tile) {
+  return engines_[store_.folder_of(static_cast<std::uint32_t>(unit),
+                                   static_cast<std::uint32_t>(tile))]
+      ->lane(lane);
 }
 
 Status IoLanes::wait_all() {
   Status status;
-  for (std::size_t lane = 0; lane < folder_of_lane_.size(); ++lane) {
-    tiers::Queue& queue = engines_[folder_of_lane_[lane]]->lane(static_cast<int>(lane));
-    if (Status finished = queue.record().wait_host(); !finished && status) {
-      status = std::move(finished);
+  for (const auto& engine : engines_) {
+    for (std::size_t lane = 0; lane < folder_of_lane_.size(); ++lane) {
+      const tiers::Event last = engine->lane(static_cast<int>(lane)).record();
+      if (Status finished = last.wait_host(); !finished && status) {
+        status = std::move(finished);
+      }
     }
   }
+  std::fill(folder_of_lane_.begin(), folder_of_lane_.end(), std::nullopt);
   return status;
 }
 

@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <span>
 #include <vector>
 
@@ -31,6 +32,10 @@ class IoLanes {
   // Where the next operation of the lane goes, if it is about this tile.
   [[nodiscard]] tiers::nvme::IoLane& lane_for(int lane, int unit, int tile);
 
+  // For operations that need no order among themselves (loads, commits), with wait_all() before and
+  // after them.
+  [[nodiscard]] tiers::nvme::IoLane& unordered_lane(int lane, int unit, int tile);
+
   // Returns once everything submitted so far, of all lanes, is over.
   [[nodiscard]] Status wait_all();
 
@@ -43,11 +48,12 @@ class IoLanes {
 
  private:
   explicit IoLanes(tiers::nvme::Store& store, int lanes)
-      : store_(store), folder_of_lane_(static_cast<std::size_t>(lanes), 0) {}
+      : store_(store), folder_of_lane_(static_cast<std::size_t>(lanes)) {}
 
   tiers::nvme::Store& store_;
   std::vector<std::unique_ptr<tiers::nvme::IoEngine>> engines_;  // by folder
-  std::vector<std::uint32_t> folder_of_lane_;                    // of its last operation
+  // Of its last operation; none where all that was submitted is over.
+  std::vector<std::optional<std::uint32_t>> folder_of_lane_;
 };
 
 }  // namespace headrace::exec

@@ -72,6 +72,17 @@ Jobs::Jobs(const plan::ModelSpec& spec, const plan::Plan& plan) {
   block_sums_.resize(blocks);
 }
 
+std::span<double> Jobs::block_sums_of(const TileJob& job) {
+  if (job.segments.empty()) {
+    return {};
+  }
+  const Segment& last = job.segments.back();
+  const std::size_t first = job.segments.front().first_block;
+  return block_sums().subspan(
+      first,
+      last.first_block + static_cast<std::size_t>(optim::count_blocks(last.elements)) - first);
+}
+
 // check_of(job, number of its segment): what was found there.
 template <class CheckOf>
 std::optional<NonFinite> Jobs::first_of(const plan::ModelSpec& spec,

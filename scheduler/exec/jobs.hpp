@@ -14,6 +14,7 @@
 #include "scheduler/exec/executor.hpp"
 #include "scheduler/exec/unit.hpp"
 #include "scheduler/plan/plan.hpp"
+#include "tiers/queue.hpp"
 
 namespace headrace::exec {
 
@@ -35,6 +36,11 @@ struct TileJob {
   optim::TileUpdate target;
 };
 
+// What the host sets before an update and the update reads.
+[[nodiscard]] inline tiers::MemorySpan update_span(const TileJob& job) {
+  return {job.update.data(), job.update.size() * sizeof(optim::TileSegment)};
+}
+
 // Jobs of every trainable tile, and the sums of a step in the order that the norm adds them: units,
 // tensors, blocks.
 class Jobs {
@@ -46,6 +52,9 @@ class Jobs {
   }
 
   [[nodiscard]] std::span<double> block_sums() { return block_sums_; }
+
+  // Those of a tile: its segments' lie next to each other.
+  [[nodiscard]] std::span<double> block_sums_of(const TileJob& job);
 
   // The first non-finite gradient element in model order, if there is any.
   [[nodiscard]] std::optional<NonFinite> non_finite(const plan::ModelSpec& spec) const;

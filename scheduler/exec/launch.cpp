@@ -263,7 +263,9 @@ void ExecutorImpl::launch_collect(const Instruction& instruction, std::uint64_t 
   const std::span<std::byte> source = memory_of(instruction.accesses[0]);
   const std::span<std::byte> target = memory_of(instruction.accesses[1]);
   const tiers::MemorySpan reads(source.data(), source.size());
-  const tiers::MemorySpan writes(target.data(), target.size());
+  const std::span<double> tile_sums = jobs_.block_sums_of(*job);
+  const tiers::MemorySpan writes[] = {{target.data(), target.size()},
+                                      {tile_sums.data(), tile_sums.size_bytes()}};
   const Dtype storage = plan_.units[static_cast<std::size_t>(instruction.unit)].gradient_storage;
   const bool rounds = plan_.grad == Dtype::kBf16;
   optim::GradientTarget kind = storage == Dtype::kBf16 ? optim::GradientTarget::kBf16
@@ -276,7 +278,7 @@ void ExecutorImpl::launch_collect(const Instruction& instruction, std::uint64_t 
   optim::Threads* threads = optimizer_threads_.get();
   double* sums = jobs_.block_sums().data();
   queue_of(instruction)
-      .submit({.name = "collect", .reads = {&reads, 1}, .writes = {&writes, 1}, .id = number}, [=] {
+      .submit({.name = "collect", .reads = {&reads, 1}, .writes = writes, .id = number}, [=] {
         for (Segment& segment : job->segments) {
           const auto offset = static_cast<std::size_t>(segment.tile_offset);
           const optim::GradientSpan span{
@@ -312,14 +314,14 @@ void ExecutorImpl::launch_update(const Instruction& instruction, std::uint64_t n
         static_cast<std::size_t>(job->segments[s].tile_offset) * dtype_bytes(storage);
     job->update[s].gradient_dtype = storage;
   }
-  const tiers::MemorySpan reads(gradient.data(), gradient.size());
+  const tiers::MemorySpan reads[] = {{gradient.data(), gradient.size()}, update_span(*job)};
   const tiers::MemorySpan all[] = {
       {param.data(), param.size()}, {state.data(), state.size()}, {decoded.data(), decoded.size()}};
   const std::span<const tiers::MemorySpan> writes(all, decoded.empty() ? 2 : 3);
   optim::Threads* threads = optimizer_threads_.get();
   const optim::Optimizer* optimizer = optimizer_;
   queue_of(instruction)
-      .submit({.name = "update", .reads = {&reads, 1}, .writes = writes, .id = number},
+      .submit({.name = "update", .reads = reads, .writes = writes, .id = number},
               [=] { optim::update_tile(*optimizer, job->target, job->update_stats, *threads); });
 }
 

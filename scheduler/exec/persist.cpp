@@ -32,11 +32,13 @@ Status ExecutorImpl::copy_in(int buffer, std::size_t offset, std::span<const std
   const tiers::Extent& extent = extents_[static_cast<std::size_t>(buffer)];
   std::byte* target = extent.memory().data() + offset;
   if (extent.tier() != tiers::Tier::kDevice) {
+    note_host_access("load", {}, {target, source.size()});
     std::memcpy(target, source.data(), source.size());
     return {};
   }
   for (std::size_t at = 0; at < source.size(); at += kBounceBytes) {
     const std::size_t bytes = std::min(source.size() - at, kBounceBytes);
+    note_host_access("fill bounce", {}, {bounce_arena_->data(), bytes});
     std::memcpy(bounce_arena_->data(), source.data() + at, bytes);
     device_->copy(device_->h2d(), "load", 0, target + at, bounce_arena_->data(), bytes);
     HEADRACE_TRY(device_->h2d().record().wait_host());
@@ -48,6 +50,7 @@ Status ExecutorImpl::copy_out(int buffer, std::size_t offset, std::span<std::byt
   const tiers::Extent& extent = extents_[static_cast<std::size_t>(buffer)];
   const std::byte* source = extent.memory().data() + offset;
   if (extent.tier() != tiers::Tier::kDevice) {
+    note_host_access("read", {source, target.size()}, {});
     std::memcpy(target.data(), source, target.size());
     return {};
   }
@@ -55,6 +58,7 @@ Status ExecutorImpl::copy_out(int buffer, std::size_t offset, std::span<std::byt
     const std::size_t bytes = std::min(target.size() - at, kBounceBytes);
     device_->copy(device_->d2h(), "read", 0, bounce_arena_->data(), source + at, bytes);
     HEADRACE_TRY(device_->d2h().record().wait_host());
+    note_host_access("empty bounce", {bounce_arena_->data(), bytes}, {});
     std::memcpy(target.data() + at, bounce_arena_->data(), bytes);
   }
   return {};
@@ -171,6 +175,7 @@ Status ExecutorImpl::load(const ParamSource& source) {
       HEADRACE_TRY(load_tile(static_cast<int>(u), static_cast<int>(t), values, bytes));
     }
   }
+  note_all_is_over();
   update_count_ = 0;
   pending_.reset();
   return {};
@@ -211,7 +216,8 @@ std::span<std::byte> ExecutorImpl::direct_memory(const MemoryTile& tile) {
 
 tiers::nvme::IoLane& ExecutorImpl::next_lane(const MemoryTile& tile) {
   turn_ = (turn_ + 1) % lane_count();
-  return io_->lane_for(turn_, static_cast<int>(tile.key.unit), static_cast<int>(tile.key.tile));
+  return io_->unordered_lane(
+      turn_, static_cast<int>(tile.key.unit), static_cast<int>(tile.key.tile));
 }
 
 Status ExecutorImpl::load_committed(std::int64_t update_count) {
@@ -231,8 +237,10 @@ Status ExecutorImpl::load_committed(std::int64_t update_count) {
   }
   if (io_) {
     HEADRACE_TRY(io_->wait_all());
+    note_all_is_over();
   }
   HEADRACE_TRY(load_device_weights());
+  note_all_is_over();
   update_count_ = update_count;
   pending_.reset();
   return {};
@@ -278,6 +286,7 @@ Result<std::uint64_t> ExecutorImpl::write_memory_tiles(std::int64_t write_step) 
   }
   if (io_) {
     HEADRACE_TRY(io_->wait_all());
+    note_all_is_over();
   }
   return bytes;
 }

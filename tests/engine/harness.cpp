@@ -43,6 +43,19 @@ class TemporaryFolder {
   std::string path_;
 };
 
+// The folder itself, or so many inside.
+std::vector<std::string> folders_in(const TemporaryFolder& folder, int count) {
+  if (count == 1) {
+    return {folder.path()};
+  }
+  std::vector<std::string> paths;
+  for (int i = 0; i < count; ++i) {
+    paths.push_back(folder.path() + "/" + std::to_string(i));
+    EXPECT_TRUE(std::filesystem::create_directory(paths.back()));
+  }
+  return paths;
+}
+
 tiers::nvme::StoreContents contents_of(const plan::Plan& plan) {
   tiers::nvme::StoreContents contents;
   for (std::size_t u = 0; u < plan.units.size(); ++u) {
@@ -252,7 +265,11 @@ void run_into(const RunOptions& options, RunRecord& record) {
   record.device_arena_bytes = plan->device_arena_bytes;
   const Job job{.options = options, .batch = batch, .spec = *spec, .plan = *plan};
   tiers::nvme::StoreOptions store_options;
-  store_options.folders = {{.path = folder.path()}};
+  const std::vector<std::string> folders = folders_in(folder, options.folders);
+  store_options.folders.clear();
+  for (const std::string& path : folders) {
+    store_options.folders.push_back({.path = path});
+  }
   store_options.slots = options.commit_every_step ? 2 : 1;
   store_options.prewrite = false;  // nothing is timed
   auto store = tiers::nvme::Store::create(store_options, contents_of(*plan));
@@ -260,11 +277,19 @@ void run_into(const RunOptions& options, RunRecord& record) {
   const std::string id = (*store)->id();
   Engine engine;
   engine.store = std::move(*store);
+  if (options.on_races) {
+    options.on_races(engine.races);
+  }
   note_error(options, record, run_first(job, engine, record));
   record.races = engine.races.races().size();
   record.first_race = record.races > 0 ? engine.races.races().front().text : "";
   record.waits = engine.races.waits_checked();
   record.implied_waits = engine.races.implied_waits();
+  record.host_waits = engine.races.host_waits_checked();
+  record.implied_queue_waits = engine.races.implied_queue_waits();
+  record.implied_host_waits = engine.races.implied_host_waits();
+  record.left_out = engine.races.left_out();
+  record.left_out_was_implied = engine.races.left_out_was_implied();
   if (options.on_end) {
     options.on_end();
   }
@@ -273,7 +298,7 @@ void run_into(const RunOptions& options, RunRecord& record) {
     return;
   }
   engine.store.reset();
-  auto reopened = tiers::nvme::Store::open({folder.path()}, id, tiers::nvme::Store::Access::kWrite);
+  auto reopened = tiers::nvme::Store::open(folders, id, tiers::nvme::Store::Access::kWrite);
   ASSERT_TRUE(reopened) << text_of(reopened.error());
   if (!(*reopened)->last_commit()) {
     return;

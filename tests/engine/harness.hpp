@@ -13,6 +13,7 @@
 #include "model/architecture.hpp"
 #include "scheduler/exec/executor.hpp"
 #include "scheduler/plan/plan.hpp"
+#include "tiers/race_checker.hpp"
 
 namespace headrace::testing {
 
@@ -38,7 +39,9 @@ struct RunOptions {
   std::function<void(int step, std::vector<std::int32_t>& tokens)> on_tokens;
   // Called on every weight range as it is loaded; may change it.
   std::function<void(int unit, std::int64_t begin, std::span<float> values)> on_weights;
-  std::function<void(plan::Plan& plan)> on_plan;  // may damage it
+  std::function<void(plan::Plan& plan)> on_plan;            // may damage it
+  std::function<void(tiers::RaceChecker& races)> on_races;  // of the first executor, before it is
+  int folders = 1;                    // of the store, which are all on one drive
   bool may_fail = false;              // errors and races are recorded, not failures of the test
   std::optional<int> evaluate_after;  // a step after which the loss is evaluated as well
   // See exec::ExecutorOptions; then `on_made` once the executor is there and before it loads, and
@@ -65,6 +68,10 @@ struct RunRecord {
   std::size_t races = 0;
   std::string first_race;
   std::uint64_t waits = 0, implied_waits = 0;  // of queues for others, as the race checker counts
+  std::uint64_t host_waits = 0;
+  std::vector<tiers::ImpliedWait> implied_queue_waits, implied_host_waits;
+  std::string left_out;  // the wait that `on_races` had left out
+  bool left_out_was_implied = false;
   std::uint64_t host_arena_bytes = 0, device_arena_bytes = 0;
   std::uint64_t nvme_read_bytes = 0, nvme_write_bytes = 0;
   plan::Plan plan;

@@ -85,8 +85,17 @@ void thaw() {
 
 void fail_call(std::uint64_t calls, int error) {
   const std::scoped_lock lock(lock_of_all());
+  engine_locked().fail_function.clear();
   engine_locked().fail_at_call = engine_locked().calls + calls;
   engine_locked().fail_call_error = static_cast<cudaError_t>(error);
+}
+
+void fail_call_of(const std::string& function, std::uint64_t calls, int error) {
+  const std::scoped_lock lock(lock_of_all());
+  Engine& engine = engine_locked();
+  engine.fail_function = function;
+  engine.fail_at_call = engine.calls_of[function] + calls;
+  engine.fail_call_error = static_cast<cudaError_t>(error);
 }
 
 void fail_operation(std::uint64_t operations, int error) {
@@ -98,6 +107,16 @@ void fail_operation(std::uint64_t operations, int error) {
 std::uint64_t call_count() {
   const std::scoped_lock lock(lock_of_all());
   return engine_locked().calls;
+}
+
+std::map<std::string, std::uint64_t> calls_by_function() {
+  const std::scoped_lock lock(lock_of_all());
+  return engine_locked().calls_of;
+}
+
+std::uint64_t operation_count() {
+  const std::scoped_lock lock(lock_of_all());
+  return engine_locked().operations_run;
 }
 
 std::string failed_call() {

@@ -31,7 +31,11 @@ void Engine::start(const Options& fresh) {
 }
 
 cudaError_t Engine::begin_call(const char* function) {
-  const std::uint64_t call = calls++;
+  const std::uint64_t of_all = calls++;
+  const std::uint64_t of_function = calls_of[function]++;
+  const std::uint64_t call = fail_function.empty()       ? of_all
+                             : fail_function == function ? of_function
+                                                         : ~std::uint64_t{0};
   if (options.devices < 0) {
     return cudaErrorInsufficientDriver;
   }

@@ -98,6 +98,8 @@ class Engine {
   Options options;
   bool frozen = false;
   std::uint64_t calls = 0;
+  std::map<std::string, std::uint64_t> calls_of;
+  std::string fail_function;  // whose calls fail_at_call counts; "": all
   std::uint64_t fail_at_call = ~std::uint64_t{0};
   cudaError_t fail_call_error = cudaSuccess;
   std::string failed_call;

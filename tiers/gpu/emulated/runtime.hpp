@@ -11,6 +11,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <map>
 #include <string>
 #include <vector>
 
@@ -40,10 +41,16 @@ void thaw();
 // which a context is lost (cudaErrorIllegalAddress ...) then are the answer of every call. Releases
 // happen all the same: only whether they were asked for counts.
 void fail_call(std::uint64_t calls, int error);
+// The same for the call of `function` ("cudaMemcpyAsync") after `calls` others of it: how often
+// events are asked depends on time, how often anything else is called does not.
+void fail_call_of(const std::string& function, std::uint64_t calls, int error);
 // As a kernel does that goes wrong: the operation that runs after `operations` others, from now.
 void fail_operation(std::uint64_t operations, int error);
 // Calls since start(). cudaGetLastError and the names of errors do not count.
 [[nodiscard]] std::uint64_t call_count();
+[[nodiscard]] std::map<std::string, std::uint64_t> calls_by_function();
+// Operations that ran since start().
+[[nodiscard]] std::uint64_t operation_count();
 // Of the call that fail_call() made fail: "cudaEventQuery"; "" if none has.
 [[nodiscard]] std::string failed_call();
 
