@@ -157,8 +157,11 @@ Status check_same_numbers(const RunState& committed,
                                           difference.after.empty() ? "not set" : difference.after))
                       .with_where(config_place(now, difference.key));
     if (difference.key == "optim.state") {
-      error.hint =
-          fmt::format("headrace store convert {} --state {}", now.run.dir, now.optim.state);
+      error.hint = fmt::format(
+          "a run keeps its format; one with \"{}\" can start from its weights, with a fresh "
+          "optimizer: set model.path to '{}' and run.dir to a new folder",
+          now.optim.state,
+          now.run.dir);
     }
     differences.push_back(std::move(error));
   }

@@ -1,4 +1,4 @@
-"""SIGKILL at any instant: the run goes on from its last commit with the same bits.
+"""SIGKILL at any instant: the run goes on from its last commit with the same bits, in every format.
 
 python3 kill_test.py BINARY [COUNT]   COUNT moments (20), chosen by HEADRACE_SEED
 """
@@ -11,6 +11,7 @@ import harness
 from harness import Broken, must
 from runs import STEPS, Run
 
+STATES = ["fp32", "q8", "bf16"]
 CHECKPOINTS = {"every-step": 1, "7 steps": 7}  # with the steps between commits
 KILLS_MAX = 3  # of one run, before it may end
 
@@ -86,31 +87,35 @@ def main():
     count = int(sys.argv[2]) if len(sys.argv) > 2 else 20
     random = harness.seeded_random()
     with harness.scratch(report, "kill") as folder:
-        whole = Run(headrace, folder, "whole", {"durability": {"checkpoint": "none"}})
-        begin = time.monotonic()
-        must(whole.train())
-        seconds = time.monotonic() - begin
-        rows, weights = whole.rows(), whole.weights()
+        wholes = {}
+        for state in STATES:
+            changes = {"durability": {"checkpoint": "none"}, "optim": {"state": state}}
+            wholes[state] = Run(headrace, folder, f"whole-{state}", changes)
+            begin = time.monotonic()
+            must(wholes[state].train())
+            seconds = time.monotonic() - begin
         places = placements(headrace, folder)
         for index in range(count):
             place = list(places)[index % len(places)]
             checkpoint = list(CHECKPOINTS)[index // len(places) % len(CHECKPOINTS)]
+            state = STATES[(index + index // len(places)) % len(STATES)]
             check_moment(
                 report,
                 headrace,
                 folder,
                 {
                     "index": index,
-                    "name": f"{place}, {checkpoint}",
+                    "name": f"{place}, {checkpoint}, {state}",
                     "every": CHECKPOINTS[checkpoint],
                     "changes": {
                         "tiers": places[place](folder / f"killed{index}-nvme"),
                         "durability": {"checkpoint": checkpoint},
+                        "optim": {"state": state},
                     },
                     "random": random,
                     "seconds": seconds,
-                    "rows": rows,
-                    "weights": weights,
+                    "rows": wholes[state].rows(),
+                    "weights": wholes[state].weights(),
                 },
             )
     report.finish()
