@@ -26,7 +26,7 @@ class Formats : public ::testing::TestWithParam<const char*> {
     RunOptions options;
     options.architecture = architecture();
     options.accumulate = 2;
-    options.steps = std::min(kSteps, 12);
+    options.steps = std::clamp(kSteps, 4, 12);
     options.optim.lr = 1e-3;
     options.settings = ample_settings();
     options.settings.format = exec::state_format(GetParam());
