@@ -212,6 +212,17 @@ bool conflict(const Instruction& a, const Instruction& b) {
   return false;
 }
 
+// Every two conflicting instructions are ordered by queues and waits.
+void expect_ordered(const Program& program) {
+  const Graph graph(program);
+  for (std::size_t i = 0; i < program.instructions.size(); ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      ASSERT_TRUE(!conflict(program.instructions[i], program.instructions[j]) || graph.reach[i][j])
+          << program.name;
+    }
+  }
+}
+
 Program random_program(std::mt19937_64& random, std::size_t count) {
   Program program;
   for (std::size_t i = 0; i < count; ++i) {
@@ -267,14 +278,7 @@ TEST(Plan, ProgramsOrderEveryConflict) {
       ASSERT_TRUE(plan);
       for (const Program* program :
            {&plan->compute, &plan->compute_held, &plan->drain, &plan->evaluation}) {
-        const Graph graph(*program);
-        for (std::size_t i = 0; i < program->instructions.size(); ++i) {
-          for (std::size_t j = 0; j < i; ++j) {
-            ASSERT_TRUE(!conflict(program->instructions[i], program->instructions[j]) ||
-                        graph.reach[i][j])
-                << program->name;
-          }
-        }
+        expect_ordered(*program);
       }
     }
   }
@@ -601,14 +605,7 @@ TEST(Formats, DecodedWeightsAreReadFromBothExtents) {
   const auto extents = static_cast<double>(q8->nvme_bytes);
   EXPECT_GE(static_cast<double>(bytes_over(*q8, "evaluation", "nvme_read")), 0.1 * extents);
   for (const Program* program : {&q8->compute, &q8->compute_held, &q8->drain, &q8->evaluation}) {
-    const Graph graph(*program);
-    for (std::size_t i = 0; i < program->instructions.size(); ++i) {
-      for (std::size_t j = 0; j < i; ++j) {
-        ASSERT_TRUE(!conflict(program->instructions[i], program->instructions[j]) ||
-                    graph.reach[i][j])
-            << program->name;
-      }
-    }
+    expect_ordered(*program);
   }
 }
 
