@@ -106,20 +106,24 @@ bool is_run_directory(const std::string& path) {
   return path_exists(paths.store()) || path_exists(paths.config());
 }
 
-Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths) {
-  if (!path_exists(paths.store())) {
+namespace {
+
+// From one of the run's files that name a store. Nothing: the file is not there.
+Result<std::optional<StoreReference>> read_reference(const RunPaths& paths,
+                                                     const std::string& path) {
+  if (!path_exists(path)) {
     return std::optional<StoreReference>();
   }
   const auto damaged = [&](const Error& error) {
-    return corrupt_error(fmt::format("'{}' cannot be read", paths.store()))
+    return corrupt_error(fmt::format("'{}' cannot be read", path))
         .with_why(error.what)
         .with_hint("it holds the folder and the id of the run's store: headrace store list");
   };
-  HEADRACE_ASSIGN(const std::uint64_t bytes, file_size_bytes(paths.store()));
+  HEADRACE_ASSIGN(const std::uint64_t bytes, file_size_bytes(path));
   if (bytes > kReferenceBytesMax) {
     return damaged(corrupt_error(fmt::format("it has {} bytes", bytes)));
   }
-  HEADRACE_ASSIGN(const std::string text, read_file(paths.store(), kReferenceBytesMax));
+  HEADRACE_ASSIGN(const std::string text, read_file(path, kReferenceBytesMax));
   Result<Json> json = parse_json(text);
   if (!json) {
     return damaged(json.error());
@@ -147,7 +151,9 @@ Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths
   return std::optional(std::move(reference));
 }
 
-Status write_store_reference(const RunPaths& paths, const StoreReference& reference) {
+Status write_reference(const RunPaths& paths,
+                       const StoreReference& reference,
+                       const std::string& path) {
   Json json = Json::object();
   Json folders = Json::array();
   for (const std::string& folder : reference.folders) {
@@ -157,7 +163,33 @@ Status write_store_reference(const RunPaths& paths, const StoreReference& refere
   json.add("folders", std::move(folders));
   json.add("id", reference.id);
   json.add("committed_step", Json(reference.committed_step));
-  return write_file_atomically(paths.store(), json.dump(2) + "\n");
+  return write_file_atomically(path, json.dump(2) + "\n");
+}
+
+}  // namespace
+
+Result<std::optional<StoreReference>> read_store_reference(const RunPaths& paths) {
+  return read_reference(paths, paths.store());
+}
+
+Status write_store_reference(const RunPaths& paths, const StoreReference& reference) {
+  return write_reference(paths, reference, paths.store());
+}
+
+Result<CreationNote> CreationNote::write(const RunPaths& paths, const StoreReference& reference) {
+  HEADRACE_TRY(write_reference(paths, reference, paths.store_making()));
+  return CreationNote(paths.store_making());
+}
+
+Result<std::optional<StoreReference>> CreationNote::read(const RunPaths& paths) {
+  return read_reference(paths, paths.store_making());
+}
+
+CreationNote::~CreationNote() {
+  // Where it stays, the next start finds nothing unfinished under that id, and removes it.
+  if (!path_.empty()) {
+    static_cast<void>(::unlink(path_.c_str()));
+  }
 }
 
 std::vector<NvmeFolder> store_folders(const RunConfig& config) {

@@ -6,6 +6,7 @@
 //   run.log               the log of every start
 //   trace/                Chrome trace events, where asked for
 //   store.json            {"folders", "id", "committed_step"}: where the weights and the state are
+//   store.making.json     the same of a store that is being made, while it is being made
 //
 // Invariant: one training process has a run's folder at a time (a lock on the folder itself, gone
 // with the process); a store that belongs to another run is never opened for writing, emptied or
@@ -50,6 +51,8 @@ struct RunPaths {
   [[nodiscard]] std::string trace() const { return dir + "/trace"; }
 
   [[nodiscard]] std::string store() const { return dir + "/store.json"; }
+
+  [[nodiscard]] std::string store_making() const { return dir + "/store.making.json"; }
 };
 
 // It has a store.json or a config.resolved.toml.
@@ -60,6 +63,27 @@ struct RunPaths {
 
 // A folder below the run's own is written relative to it, so that a run can be moved.
 [[nodiscard]] Status write_store_reference(const RunPaths& paths, const StoreReference& reference);
+
+// Notes in the run's folder which store is about to be made, until the object ends. One that was
+// killed leaves the note, and by it the next start finds what is left (reclaim_leftovers).
+class CreationNote {
+ public:
+  [[nodiscard]] static Result<CreationNote> write(const RunPaths& paths,
+                                                  const StoreReference& reference);
+  // Nothing: no creation was cut short.
+  [[nodiscard]] static Result<std::optional<StoreReference>> read(const RunPaths& paths);
+
+  ~CreationNote();
+
+  CreationNote(CreationNote&& source) noexcept : path_(std::exchange(source.path_, {})) {}
+
+  CreationNote& operator=(CreationNote&&) = delete;
+
+ private:
+  explicit CreationNote(std::string path) : path_(std::move(path)) {}
+
+  std::string path_;
+};
 
 // Where a run's store is made: tiers.nvme, else store/ in the run's folder.
 [[nodiscard]] std::vector<NvmeFolder> store_folders(const RunConfig& config);

@@ -10,6 +10,7 @@
 
 #include "core/config.hpp"
 #include "core/files.hpp"
+#include "core/hash.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
 #include "model/initialize.hpp"
@@ -254,13 +255,9 @@ class Opener {
     return {};
   }
 
-  Status load_fresh() {
+  // Noted before anything of it is there, named by store.json once it is.
+  Status make_store() {
     Session& session = *session_;
-    if (replaced_) {
-      log_info(fmt::format("removing the store {} of this run", replaced_->id));
-      HEADRACE_TRY(tiers::nvme::remove_store(replaced_->folders, replaced_->id));
-    }
-    reclaim_leftovers(session.store_folders, session.paths, "");
     tiers::nvme::StoreOptions options;
     options.direct_io_required = session.config.tiers.direct_io == "on";
     options.slots = static_cast<std::uint32_t>(planned_.settings.store_slots);
@@ -276,12 +273,24 @@ class Opener {
                                  .space_bytes_max = drive.folder.space_bytes,
                                  .weight = drive.weight});
     }
+    HEADRACE_ASSIGN(options.id, random_id());
+    const StoreReference made{
+        .folders = session.store_folders, .id = options.id->hex(), .committed_step = std::nullopt};
+    HEADRACE_ASSIGN(const CreationNote note, CreationNote::write(session.paths, made));
     HEADRACE_ASSIGN(session.store,
                     Store::create(options, store_contents(planned_, session.paths.dir)));
-    new_store_ = StoreReference{.folders = session.store_folders,
-                                .id = session.store->id(),
-                                .committed_step = std::nullopt};
-    HEADRACE_TRY(write_store_reference(session.paths, *new_store_));
+    new_store_ = made;
+    return write_store_reference(session.paths, made);
+  }
+
+  Status load_fresh() {
+    Session& session = *session_;
+    if (replaced_) {
+      log_info(fmt::format("removing the store {} of this run", replaced_->id));
+      HEADRACE_TRY(tiers::nvme::remove_store(replaced_->folders, replaced_->id));
+    }
+    reclaim_leftovers(session.store_folders, session.paths, "");
+    HEADRACE_TRY(make_store());
     HEADRACE_ASSIGN(session.engine, Engine::create(std::move(planned_), session.store.get()));
     log_info(fmt::format("loading {} into {} of store '{}'",
                          weights_ != nullptr ? weights_->description() : "initial weights",

@@ -2,18 +2,18 @@
 
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
-#include <cstddef>
 #include <iterator>
+#include <optional>
 #include <utility>
 
 #include "core/config.hpp"
 #include "core/files.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
-#include "core/unique.hpp"
 
 namespace headrace::train {
 
@@ -21,40 +21,47 @@ using tiers::nvme::Store;
 
 namespace {
 
-// A data file whose creation was cut short before it said whose it is: no byte was written where
-// superblocks are.
-bool is_blank(const std::string& store_path) {
-  constexpr std::size_t kSuperblocksBytes = std::size_t{68} << 10U;
-  const Result<UniqueFd> file = open_regular_file(store_path + "/data");
-  const Result<std::uint64_t> bytes = file_size_bytes(store_path + "/data");
-  if (!file || !bytes) {
-    return false;
+// Removes what a creation that was killed has left of the store that it had noted, where that does
+// not say yet whose it is. Returns its id; empty: none was.
+Result<std::string> remove_noted(const RunPaths& paths, const std::string& keep_id) {
+  HEADRACE_ASSIGN(const std::optional<StoreReference> noted, CreationNote::read(paths));
+  if (!noted) {
+    return std::string();
   }
-  std::vector<std::byte> head(std::min<std::uint64_t>(*bytes, kSuperblocksBytes));
-  return read_exactly(file->get(), head, 0) &&
-         std::all_of(head.begin(), head.end(), [](std::byte b) { return b == std::byte{0}; });
+  if (noted->id != keep_id) {
+    HEADRACE_ASSIGN(const bool removed, tiers::nvme::remove_unfinished(noted->folders, noted->id));
+    if (removed) {
+      log_info(
+          fmt::format("removed the rest of store {}, whose creation was cut short", noted->id));
+    }
+  }
+  return noted->id;
 }
 
-}  // namespace
+void warn(const Error& error) {
+  log_warning(fmt::format("looking for stores of earlier starts: {}{}{}",
+                          error.what,
+                          error.why.empty() ? "" : ": ",
+                          error.why));
+}
 
-void reclaim_leftovers(const std::vector<std::string>& folders,
-                       const RunPaths& paths,
-                       const std::string& keep_id) {
+// Those that say that they are of this run, or lie in its own folder. `noted_id` was never
+// finished.
+void reclaim_stores(const std::vector<std::string>& folders,
+                    const RunPaths& paths,
+                    const std::string& keep_id,
+                    const std::string& noted_id) {
   std::vector<std::string> present;
   std::copy_if(folders.begin(), folders.end(), std::back_inserter(present), is_directory);
-  const auto warn = [](const Error& error) {
-    log_warning(fmt::format("looking for stores of earlier starts: {}{}{}",
-                            error.what,
-                            error.why.empty() ? "" : ": ",
-                            error.why));
-  };
   const auto listed = tiers::nvme::list_stores(present);
   if (!listed) {
     return warn(listed.error());
   }
   for (const tiers::nvme::StoreListing& store : *listed) {
-    // Of a creation that was cut short not even the number of slots is known.
-    const bool began = store.step >= 0 || (!store.problem.empty() && store.slots > 0);
+    // Of a creation that was cut short not even the number of slots is known, except where one
+    // folder was finished and the next one not: that one was noted.
+    const bool began =
+        store.step >= 0 || (!store.problem.empty() && store.slots > 0 && store.id != noted_id);
     if (store.run_dir == paths.dir && store.id != keep_id && !store.copy && began) {
       log_warning(fmt::format(
           "'{}' is of a run in this folder too, and stays: {}; headrace store remove removes it",
@@ -69,13 +76,34 @@ void reclaim_leftovers(const std::vector<std::string>& folders,
   }
   // In the run's own folder even a store that does not say so is the run's.
   for (const tiers::nvme::StoreListing& store : *listed) {
-    if (store.path.starts_with(paths.dir + "/") && store.id != keep_id && !store.locked &&
-        store.run_dir.empty() && is_blank(store.path)) {
-      if (const Status removed = tiers::nvme::remove_store(present, store.id); !removed) {
-        return warn(removed.error());
-      }
+    if (!store.path.starts_with(paths.dir + "/") || store.id == keep_id || store.locked ||
+        !store.run_dir.empty()) {
+      continue;
+    }
+    const Result<bool> removed =
+        tiers::nvme::remove_unfinished({parent_path(store.path)}, store.id);
+    if (!removed) {
+      return warn(removed.error());
+    }
+    if (*removed) {
       log_info(fmt::format("removed '{}', the rest of a start that was cut short", store.path));
     }
+  }
+}
+
+}  // namespace
+
+void reclaim_leftovers(const std::vector<std::string>& folders,
+                       const RunPaths& paths,
+                       const std::string& keep_id) {
+  const Result<std::string> noted_id = remove_noted(paths, keep_id);
+  if (!noted_id) {
+    warn(noted_id.error());  // the rest can be looked for all the same
+  }
+  reclaim_stores(folders, paths, keep_id, noted_id ? *noted_id : "");
+  // Last: a start that is killed here finds it again.
+  if (noted_id && ::unlink(paths.store_making().c_str()) != 0 && errno != ENOENT) {
+    warn(errno_error(fmt::format("cannot remove '{}'", paths.store_making()), errno));
   }
 }
 

@@ -153,6 +153,17 @@ def leftovers(world):
     (blank / "data").write_bytes(bytes(4096))
     must(world.headrace.run(*words, "--set", "run.steps=3"))
     world.report.check("a blank one in the run's own folder too", not blank.exists())
+    # In another folder it is this run's only if the start has noted it.
+    noted, others = world.folder / "left-noted", world.folder / "left-others"
+    for store in (noted, others):
+        (store / blank.name).mkdir(parents=True)
+        (store / blank.name / "data").write_bytes(bytes(4096))
+    note = run / "store.making.json"
+    note.write_text(json.dumps({"folders": [str(noted)], "id": blank.name, "committed_step": None}))
+    must(world.headrace.run(*words, "--set", "run.steps=4"))
+    world.report.check("what a start had noted too", not (noted / blank.name).exists())
+    world.report.check("and its note", not note.exists())
+    world.report.check("and nothing else", (others / blank.name / "data").exists())
     # Of a resumed run too; but never a commit.
     (run / "store.json").rename(world.folder / "kept.json")
     must(world.headrace.run(*words, "--set", "run.steps=2"))

@@ -142,13 +142,18 @@ def must(outcome, code=OK):
 
 def stop_at(headrace, words, metrics, step, number=signal.SIGINT, delay_s=0.0):
     """Starts a run, sends the signal once metrics.jsonl holds `step`, and waits for the end."""
+    return stop_when(headrace, words, lambda: last_step(metrics) >= step, number, delay_s)
+
+
+def stop_when(headrace, words, reached, number, delay_s=0.0):
+    """Starts a run, sends the signal once it has `reached` something, and waits for the end."""
     process = headrace.start(*words)
     deadline = time.monotonic() + TIMEOUT_S
     try:
-        while process.poll() is None and last_step(metrics) < step:
+        while process.poll() is None and not reached():
             if time.monotonic() > deadline:
-                raise Broken(f"no step {step} in {metrics} after {TIMEOUT_S} s")
-            time.sleep(0.002)
+                raise Broken(f"it has not come to where it is to be stopped after {TIMEOUT_S} s")
+            time.sleep(0.0002)
         time.sleep(delay_s)
         if process.poll() is None:
             process.send_signal(number)

@@ -43,7 +43,12 @@ def placements(headrace, folder):
 
 
 def kill_somewhere(run, random, seconds):
-    """Starts the run and kills it: at any time, or a little after a row, where commits are made."""
+    """Starts the run and kills it: a little after a row, where commits are made, while its store is
+    made, or at any time."""
+    if not run.metrics.exists() and random.random() < 0.3:
+        delay_s = random.random() * 0.002
+        outcome = run.kill_while_its_store_is_made(delay_s)
+        return f"{delay_s * 1000:.1f} ms into the store's creation", outcome.code
     if random.random() < 0.5:
         step, delay_s = random.randrange(1, STEPS + 1), random.random() * 0.02
         outcome = run.stop_at(step, signal.SIGKILL, delay_s=delay_s)

@@ -1,5 +1,7 @@
 """Small runs that take long enough to be cut: a byte-level GPT-2 of some 20 ms a step."""
 
+import signal
+
 import harness
 
 STEPS = 16
@@ -41,6 +43,11 @@ class Run:
     def stop_at(self, step, number, *words, delay_s=0.0):
         words = ["train", str(self.config), *words]
         return harness.stop_at(self.headrace, words, self.metrics, step, number, delay_s)
+
+    def kill_while_its_store_is_made(self, delay_s):
+        words = ["train", str(self.config)]
+        noted = self.dir / "store.making.json"
+        return harness.stop_when(self.headrace, words, noted.exists, signal.SIGKILL, delay_s)
 
     def rows(self):
         return harness.read_metrics(self.metrics)

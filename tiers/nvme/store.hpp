@@ -90,6 +90,9 @@ struct StoreOptions {
   bool prewrite = true;
   bool copy = false;  // of another store: reclaim_orphans never removes it
   StoreProgress progress{};
+  // Of the store. Given by who notes it beforehand, to find what is left of a creation that is cut
+  // short (remove_unfinished); otherwise random.
+  std::optional<Id128> id{};
 };
 
 // How format() lays a store out.
@@ -284,6 +287,12 @@ struct StoreListing {
     const std::vector<std::string>& folders,
     const std::string& run_dir,
     const std::string& keep_id);
+
+// Removes what a Store::create of this id that was killed has left in the folders from before its
+// files said whose they were. Files that say so stay, for reclaim_orphans. True: there was
+// something. Errors: it is in use, or cannot be removed.
+[[nodiscard]] Result<bool> remove_unfinished(const std::vector<std::string>& folders,
+                                             const std::string& id);
 
 // Where a store lies: all its folders, in order.
 struct StoreLocation {

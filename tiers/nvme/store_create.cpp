@@ -175,7 +175,12 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options,
   HEADRACE_ASSIGN(layout.folders, with_limits(options.folders, undos));
   HEADRACE_ASSIGN(const std::vector<std::uint64_t> bytes, check_sizes(options, contents, layout));
   HEADRACE_TRY(check_shared_space(bytes, undos));
-  HEADRACE_ASSIGN(const Id128 id, random_id());
+  Id128 id;
+  if (options.id) {
+    id = *options.id;
+  } else {
+    HEADRACE_ASSIGN(id, random_id());
+  }
   std::vector<std::unique_ptr<BlockFile>> files;
   for (Undo& undo : undos) {
     HEADRACE_ASSIGN(std::unique_ptr<BlockFile> file,

@@ -459,5 +459,47 @@ TEST(Orphans, TheRestOfAnInterruptedCreationIsReclaimed) {
   EXPECT_TRUE(folder.empty());
 }
 
+// kill -9 before that: nothing says whose it is but the id, which was noted.
+TEST(Orphans, WhatACreationLeavesBeforeItSaysWhoseItIsIsRemovedByItsId) {
+  const TestFolder folder;
+  const std::string id(32, 'e');
+  const std::string store = folder.path() + "/" + id;
+  const std::vector<std::string> folders = {folder.path() + "/absent", folder.path()};
+  EXPECT_FALSE(remove_unfinished(folders, id).value()) << "killed before anything was made";
+  for (const std::size_t bytes : {std::size_t{0}, kPageBytes, std::size_t{1} << 20U}) {
+    fs::create_directory(store);
+    std::ofstream(store + "/data") << std::string(bytes, '\0');
+    EXPECT_TRUE(remove_unfinished(folders, id).value()) << bytes;
+    EXPECT_TRUE(folder.empty());
+  }
+  fs::create_directory(store);
+  EXPECT_TRUE(remove_unfinished(folders, id).value()) << "killed before the file was made";
+  EXPECT_TRUE(folder.empty());
+}
+
+TEST(Orphans, RemovingAnUnfinishedStoreLeavesAllElseAlone) {
+  const TestFolder folder;
+  const std::string made = make_run_store(folder.path(), "/runs/a");
+  EXPECT_FALSE(remove_unfinished({folder.path()}, made).value()) << "it says whose it is";
+  EXPECT_TRUE(fs::exists(folder.path() + "/" + made + "/data"));
+  const std::string id(32, '1');
+  fs::create_directory(folder.path() + "/" + id);
+  std::ofstream(folder.path() + "/" + id + "/data") << "somebody's";
+  EXPECT_FALSE(remove_unfinished({folder.path()}, id).has_value());
+  EXPECT_TRUE(fs::exists(folder.path() + "/" + id + "/data"));
+  fs::create_directory(folder.path() + "/inner");
+  EXPECT_FALSE(remove_unfinished({folder.path() + "/inner"}, "../inner").value());
+  EXPECT_TRUE(fs::exists(folder.path() + "/inner")) << "not an id";
+}
+
+TEST(Orphans, AStoreHasTheIdThatWasNoted) {
+  const TestFolder folder;
+  StoreOptions options = testing::auto_options(folder.path());
+  options.id = Id128{.high = 1, .low = 2};
+  const auto store = Store::create(options, testing::small_contents());
+  ASSERT_TRUE(store) << format_error(store.error(), true);
+  EXPECT_EQ((*store)->id(), options.id->hex());
+}
+
 }  // namespace
 }  // namespace headrace::tiers::nvme

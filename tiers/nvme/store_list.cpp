@@ -222,7 +222,7 @@ Result<Doomed> take_part(const std::string& folder, const std::string& id) {
   HEADRACE_ASSIGN(doomed.directory, enter_store(doomed.folder, id));
   HEADRACE_ASSIGN(doomed.file, open_data(doomed.directory));
   HEADRACE_TRY(doomed.file->lock(DataFile::Lock::kExclusive));
-  if (!looks_like_store(*doomed.file)) {
+  if (beginning_of(*doomed.file) == FileBeginning::kOther) {
     return usage_error(fmt::format("nvme tier: '{}' is not a headrace store", doomed.file->path()))
         .with_why("it does not begin as one, so it is left alone")
         .with_hint("remove it by hand if it is not needed");
@@ -310,6 +310,27 @@ Result<std::vector<std::string>> reclaim_orphans(const std::vector<std::string>&
                            part.shown.path));
       removed.push_back(part.shown.path);
     }
+  }
+  return removed;
+}
+
+Result<bool> remove_unfinished(const std::vector<std::string>& folders, const std::string& id) {
+  bool removed = false;
+  for (const std::string& name : folders) {
+    const Result<Folder> folder = open_folder(name);
+    if (!folder || !enter_store(*folder, id)) {
+      continue;  // the creation did not come to it, or that is no store's name
+    }
+    if (path_exists(folder->path + "/" + id + "/" + kDataName)) {
+      HEADRACE_ASSIGN(const Doomed part, take_part(name, id));
+      if (beginning_of(*part.file) != FileBeginning::kBlank) {
+        continue;  // it says itself whose it is
+      }
+      HEADRACE_TRY(remove_part(part, id));
+    } else if (::unlinkat(folder->fd.get(), id.c_str(), AT_REMOVEDIR) != 0) {
+      return writing_error(folder->path + "/" + id, errno);
+    }
+    removed = true;
   }
   return removed;
 }

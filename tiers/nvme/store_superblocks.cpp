@@ -120,10 +120,10 @@ std::optional<format::Superblock> read_creating_superblock(BlockFile& file) {
   return is_creating(block) ? std::optional(block) : std::nullopt;
 }
 
-bool looks_like_store(BlockFile& file) {
+FileBeginning beginning_of(BlockFile& file) {
   const Result<std::uint64_t> bytes = file.bytes();
   if (!bytes) {
-    return false;
+    return FileBeginning::kOther;
   }
   bool zeros = true;
   for (const std::uint64_t offset : format::kSuperblockOffsets) {
@@ -133,14 +133,14 @@ bool looks_like_store(BlockFile& file) {
       continue;
     }
     if (!file.read(offset, page)) {
-      return false;
+      return FileBeginning::kOther;
     }
     if (format::has_superblock_magic(page)) {
-      return true;
+      return FileBeginning::kStore;
     }
     zeros = zeros && all_zeros(page);
   }
-  return zeros;
+  return zeros ? FileBeginning::kBlank : FileBeginning::kOther;
 }
 
 }  // namespace headrace::tiers::nvme

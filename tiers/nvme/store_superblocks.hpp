@@ -35,8 +35,9 @@ struct SuperblockCopies {
 // The superblock of a creation that was interrupted, where there is one: it names the run.
 [[nodiscard]] std::optional<format::Superblock> read_creating_superblock(BlockFile& file);
 
-// The file begins as a store's does, in either copy, or has nothing there at all: what a crash
-// leaves of a creation that had just begun.
-[[nodiscard]] bool looks_like_store(BlockFile& file);
+// What is where superblocks are, in either copy: one of ours; nothing at all, which is what a crash
+// leaves of a creation that had just begun; something else, or it cannot be read.
+enum class FileBeginning : std::uint8_t { kStore, kBlank, kOther };
+[[nodiscard]] FileBeginning beginning_of(BlockFile& file);
 
 }  // namespace headrace::tiers::nvme
