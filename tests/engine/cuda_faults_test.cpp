@@ -68,6 +68,13 @@ bool is_mine(std::uint64_t number, std::uint64_t shard, std::uint64_t seed) {
   return number % kShards == shard && (number / kShards + seed) % kOneOf == 0;
 }
 
+// Where all failures are made. A sample may hold early ones only, which leave no commit.
+void expect_some_went_on(int resumed) {
+  if (kOneOf == 1) {
+    EXPECT_GT(resumed, 0);
+  }
+}
+
 void check_outcome(const RunRecord& expected, const RunRecord& record, const std::string& what) {
   if (record.error) {
     EXPECT_FALSE(record.error->why.empty()) << what;
@@ -106,7 +113,7 @@ TEST_P(FaultsOnCuda, AfterAnErrorOfEveryCallTheLastCommitIsGood) {
                   "seed " + std::to_string(seed) + ", call " + std::to_string(failure.call) +
                       " of " + failure.function);
   }
-  EXPECT_GT(resumed, 0);
+  expect_some_went_on(resumed);
   std::cout << failures.size() << " failures of calls in all; " << resumed
             << " runs of this case went on from a commit; failed:";
   for (const auto& [name, count] : failed) {
@@ -140,7 +147,7 @@ TEST_P(FaultsOnCuda, AfterEveryOperationThatFailsTheLastCommitIsGood) {
     check_outcome(expected, record, what);
     resumed += record.resumed_at >= 0 ? 1 : 0;
   }
-  EXPECT_GT(resumed, 0);
+  expect_some_went_on(resumed);
   std::cout << operations << " operations in all; " << resumed
             << " runs of this case went on from a commit\n";
 }
