@@ -9,7 +9,8 @@ import sys
 import tempfile
 
 # Highway takes NEON only together with the AES instructions.
-FLAGS = ["-std=c++20", "-O2", "-march=armv8-a+crypto", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
+FLAGS = ["-std=c++20", "-O2", "-march=armv8-a+crypto", "-ffp-contract=off", "-Wall", "-Wextra",
+         "-Werror"]
 
 
 def main():
@@ -24,8 +25,8 @@ def main():
     with tempfile.TemporaryDirectory() as folder:
         for source in sources:
             compiled = pathlib.Path(folder) / (source.stem + ".o")
-            subprocess.run([compiler, *FLAGS, "-I", root, "-I", root / "include", "-c", source, "-o", compiled],
-                           check=True)
+            subprocess.run([compiler, *FLAGS, "-I", root, "-I", root / "include", "-c", source,
+                            "-o", compiled], check=True)
             # Highway's namespace of the instruction set, as in the mangled names.
             assert b"N_NEON" in compiled.read_bytes(), f"{source.name} has no NEON code"
             print(f"{source.name}: NEON")

@@ -11,7 +11,8 @@ import tempfile
 
 
 def run(*command, **options):
-    result = subprocess.run([str(word) for word in command], capture_output=True, text=True, **options)
+    result = subprocess.run([str(word) for word in command], capture_output=True, text=True,
+                            **options)
     if result.returncode != 0:
         sys.exit(f"failed: {' '.join(map(str, command))}\n{result.stdout}{result.stderr}")
     return result.stdout
@@ -37,7 +38,7 @@ def main():
         installed = prefix / "bin" / "headrace"
         assert run(installed, "--version") == run(headrace, "--version"), "another program"
 
-        # The API and nothing else: a C++ symbol that leaked would clash with the user's own libraries.
+        # The API and nothing else: a C++ symbol that leaked could clash with its user's own.
         (library,) = [path for path in prefix.rglob("libheadrace.so") if path.is_symlink()]
         declared = declared_functions(prefix / "include" / "headrace" / "optim.h")
         assert len(declared) >= 8, declared
@@ -57,8 +58,8 @@ def main():
         flags = run("pkg-config", "--cflags", "--libs", package).split()
         program = folder / "by_pkg_config"
         source = pathlib.Path(example) / "fit_line.c"
-        run(shutil.which("cc") or "gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", source, *flags, "-lm",
-            f"-Wl,-rpath,{package.parent.parent}", "-o", program)
+        run(shutil.which("cc") or "gcc", "-std=c99", "-Wall", "-Wextra", "-Werror", source, *flags,
+            "-lm", f"-Wl,-rpath,{package.parent.parent}", "-o", program)
         run(program)
     print("installed, found by CMake and by pkg-config, exports the C API only")
 
