@@ -4,10 +4,11 @@
   bench/state_formats.py BINARY --data tinyshakespeare.txt --model byte --seeds 1 2 3 --steps 1000
   bench/state_formats.py BINARY --data tinyshakespeare.txt --model gpt2-124m --seeds 1 2 --steps 300
 
-The first nine tenths of the text train; the loss of every whole window of the rest is the figure. Runs of
-one seed differ in `optim.state` only: same start, same data, same order. Each run keeps its folder under
---folder (default: state_formats/), so a table that was interrupted goes on where it stopped. Prints one
-JSON line a run, then the table, with the difference from fp32 of the same seed in percent.
+The first nine tenths of the text train; the loss of every whole window of the rest is the figure.
+Runs of one seed differ in `optim.state` only: same start, same data, same order. Each run keeps its
+folder under --folder (default: state_formats/), so a table that was interrupted goes on where it
+stopped. Prints one JSON line a run, then the table, with the difference from fp32 of the same seed
+in percent.
 """
 import argparse
 import json
