@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.hpp"
+#include "cli/device.hpp"
 #include "core/config.hpp"
 #include "core/quantity.hpp"
 #include "train/evaluate.hpp"
@@ -52,6 +53,7 @@ Result<train::EvaluatedModel> evaluate_run(const Arguments& arguments) {
   }
   HEADRACE_ASSIGN(const RunConfig config,
                   load_run_config(*arguments.text("RUN.toml"), arguments.all("--set")));
+  HEADRACE_TRY(check_device(config));
   return train::evaluate_run(config);
 }
 

@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "cli/command.hpp"
+#include "cli/device.hpp"
 #include "core/config.hpp"
 #include "train/interrupt.hpp"
 #include "train/session.hpp"
@@ -31,6 +32,7 @@ Result<ExitCode> run(const Invocation& invocation) {
   train::install_interrupt(train::InterruptMode::kImmediate);
   HEADRACE_ASSIGN(const RunConfig config,
                   load_run_config(*arguments.text("RUN.toml"), arguments.all("--set")));
+  HEADRACE_TRY(check_device(config));
   HEADRACE_ASSIGN(const train::Planned planned,
                   train::plan_run(config, arguments.text("--machine").value_or("")));
   Json json = plan::plan_to_json(planned.plan, planned.spec);

@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include "cli/command.hpp"
+#include "cli/device.hpp"
 #include "cli/progress.hpp"
 #include "core/config.hpp"
 #include "core/log.hpp"
@@ -83,6 +84,7 @@ Result<ExitCode> run(const Invocation& invocation) {
   train::SessionOptions options;
   HEADRACE_ASSIGN(options.config,
                   load_run_config(*arguments.text("RUN.toml"), arguments.all("--set")));
+  HEADRACE_TRY(check_device(options.config));
   options.resume = resume_mode(arguments);
   options.overwrite = arguments.has("--overwrite");
   options.machine_file = arguments.text("--machine").value_or("");

@@ -6,6 +6,7 @@
 // Thread: any. Failure: a usage error; the first problem, with the rest in Error::others.
 #pragma once
 
+#include <optional>
 #include <string>
 #include <string_view>
 #include <vector>
@@ -57,6 +58,9 @@ struct ConfigDifference {
 // In the schema's order. optim.group and tiers.nvme are compared as wholes.
 [[nodiscard]] std::vector<ConfigDifference> config_differences(const RunConfig& before,
                                                                const RunConfig& after);
+
+// N of "cuda:N", 0 to 99; nothing for any other text.
+[[nodiscard]] std::optional<int> cuda_ordinal(std::string_view device);
 
 // "run.toml:31:1" where the key was written; "" for a default.
 [[nodiscard]] std::string config_place(const RunConfig& config, std::string_view key);

@@ -6,11 +6,14 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <optional>
 #include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
 #include "core/assert.hpp"
+#include "core/config.hpp"
 #include "core/files.hpp"
 #include "core/interval.hpp"
 #include "core/quantity.hpp"
@@ -249,6 +252,21 @@ Result<Value> to_path(const Context& context, const ConfigValue& value) {
   return Value(absolute_path(context.base_folder, text));
 }
 
+// Kept as "cpu" or "cuda:N".
+Result<Value> to_device(const Context& context, const ConfigValue& value) {
+  HEADRACE_ASSIGN(const std::string text, to_text(context, value, "text", ""));
+  if (text == "cpu" || cuda_ordinal(text)) {
+    return Value(text);
+  }
+  if (text == "cuda") {
+    return Value("cuda:0");
+  }
+  return usage_error(fmt::format("{} = {} is no device", context.name, toml_quoted(text)))
+      .with_hint(text == "gpu" ? "a GPU is \"cuda:0\", the next one \"cuda:1\""
+                               : "\"cpu\", or a GPU: \"cuda:0\" to \"cuda:99\"")
+      .with_where(context.place);
+}
+
 Result<Value> to_bool(const Context& context, const ConfigValue& value) {
   if (const auto* boolean = value.get<bool>()) {
     return Value(*boolean);
@@ -260,6 +278,8 @@ Result<Value> convert_kind(Kind kind, const Context& context, const ConfigValue&
   switch (kind) {
     case Kind::kText:
       return as_value(to_text(context, value, "text", ""));
+    case Kind::kDevice:
+      return to_device(context, value);
     case Kind::kPath:
       return to_path(context, value);
     case Kind::kInteger:
@@ -307,3 +327,26 @@ Result<Value> convert(const Traits& traits, const Context& context, const Config
 }
 
 }  // namespace headrace::config
+
+namespace headrace {
+
+std::optional<int> cuda_ordinal(std::string_view device) {
+  constexpr std::string_view kPrefix = "cuda:";
+  constexpr std::size_t kDigitsMax = 2;
+  if (!device.starts_with(kPrefix)) {
+    return std::nullopt;
+  }
+  const std::string_view digits = device.substr(kPrefix.size());
+  const bool padded = digits.size() > 1 && digits.front() == '0';
+  if (digits.empty() || digits.size() > kDigitsMax || padded ||
+      digits.find_first_not_of("0123456789") != std::string_view::npos) {
+    return std::nullopt;
+  }
+  int ordinal = 0;
+  for (const char digit : digits) {
+    ordinal = 10 * ordinal + (digit - '0');
+  }
+  return ordinal;
+}
+
+}  // namespace headrace

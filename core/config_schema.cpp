@@ -113,10 +113,10 @@ constexpr Range kTokens = {.min = 1, .max = 1e8};  // of a sequence
 constexpr Range kThreads = {.min = 1, .max = 1024};
 constexpr Range kBetaRange = {.min = 0, .max = 1, .max_open = true};
 
-constexpr std::string_view kNeedsCuda = "it comes with the CUDA tier, which is not in this version";
-
 constexpr Refusal kComputeRefusals[] = {
-    {"bf16", kNeedsCuda, "use \"fp32\" or \"auto\""},
+    {"bf16",
+     "the CPU's kernels compute in fp32, and this version has no CUDA kernels",
+     "use \"fp32\" or \"auto\""},
     {"fp16", "fp16 needs loss scaling, which headrace does not do", "use \"fp32\" or \"auto\""},
     {"fp8", "there are no fp8 kernels", "use \"fp32\" or \"auto\""},
 };
@@ -126,14 +126,9 @@ constexpr Refusal kGradRefusals[] = {
 constexpr Refusal kUpdateRefusals[] = {
     {"speculative", "it is not in this version", "use \"held\" or \"auto\""},
 };
-constexpr Refusal kDeviceRefusals[] = {
-    {"cuda", kNeedsCuda, "use \"cpu\" or \"auto\""},
-    {"cuda:0", kNeedsCuda, "use \"cpu\" or \"auto\""},
-    {"gpu", kNeedsCuda, "use \"cpu\" or \"auto\""},
-};
 constexpr Refusal kTf32Refusals[] = {
     {"true",
-     "it rounds the inputs of fp32 products on CUDA devices, which are not in this version",
+     "it rounds the inputs of fp32 products on GPUs, and this version has no CUDA kernels",
      "leave it out"},
 };
 constexpr Refusal kTokenizerRefusals[] = {
@@ -426,11 +421,10 @@ constexpr Key<RunConfig> kRunKeys[] = {
                                                          .refusals = kTf32Refusals}),
 
     key<&RunConfig::tiers, &TiersSection::device>({.name = "tiers.device",
-                                                   .kind = Kind::kText,
-                                                   .doc = "what computes",
-                                                   .may_be_auto = true,
-                                                   .choices = "cpu",
-                                                   .refusals = kDeviceRefusals}),
+                                                   .kind = Kind::kDevice,
+                                                   .doc = "what computes; auto is the CPU, and so "
+                                                          "far nothing else trains (docs/cli.md)",
+                                                   .may_be_auto = true}),
     key<&RunConfig::tiers, &TiersSection::device_memory_bytes>(
         {.name = "tiers.device_memory",
          .kind = Kind::kSize,

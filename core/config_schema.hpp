@@ -22,6 +22,7 @@ namespace headrace::config {
 
 enum class Kind {
   kText,
+  kDevice,  // "cpu" or "cuda:N"
   kPath,
   kInteger,
   kNumber,

@@ -271,7 +271,6 @@ TEST_F(ConfigTest, WhatThisVersionDoesNotDoIsRefusedWithAReason) {
       "precision.grad=fp16",
       "precision.tf32=true",
       "optim.update=speculative",
-      "tiers.device=cuda:0",
       "data.tokenizer=tokenizer.json",
   };
   for (const char* set : refused) {
@@ -287,6 +286,30 @@ TEST_F(ConfigTest, WhatThisVersionDoesNotDoIsRefusedWithAReason) {
       error_of("[model]\npreset = \"x\"\n[tiers]\nnvme = [\"a\", \"b\", \"a\"]\n");
   EXPECT_NE(folders.what.find("twice"), std::string::npos);
   EXPECT_EQ(folders.where, place("4:1"));
+}
+
+TEST_F(ConfigTest, ADeviceIsTheCpuOrAGpuByNumber) {
+  for (const auto& [given, kept] : {std::pair("cpu", "cpu"),
+                                    std::pair("cuda", "cuda:0"),
+                                    std::pair("cuda:0", "cuda:0"),
+                                    std::pair("cuda:99", "cuda:99")}) {
+    const auto config = load(kModel, {std::string("tiers.device=") + given});
+    ASSERT_TRUE(config) << given;
+    EXPECT_EQ(config->tiers.device, kept);
+  }
+  EXPECT_FALSE(load(kModel, {"tiers.device=auto"})->tiers.device);
+  EXPECT_EQ(cuda_ordinal("cuda:0"), 0);
+  EXPECT_EQ(cuda_ordinal("cuda:37"), 37);
+  for (const char* device :
+       {"cuda:", "cuda:-1", "cuda:100", "cuda:01", "cuda:x", "CUDA:0", "gpus"}) {
+    EXPECT_FALSE(cuda_ordinal(device)) << device;
+    const Error error = error_of(kModel, {std::string("tiers.device=") + device});
+    EXPECT_NE(error.what.find("is no device"), std::string::npos) << error.what;
+    EXPECT_NE(error.hint.find("\"cuda:99\""), std::string::npos) << error.hint;
+  }
+  const Error error = error_of("[model]\npreset = \"x\"\n[tiers]\ndevice = \"gpu\"\n");
+  EXPECT_NE(error.hint.find("\"cuda:0\""), std::string::npos) << error.hint;
+  EXPECT_EQ(error.where, place("4:1"));
 }
 
 TEST_F(ConfigTest, ScalarsThatNoFloatHoldsAreRefused) {

@@ -160,6 +160,7 @@ std::string value_text(const Traits& traits, const Value& value) {
 std::string_view kind_name(Kind kind) {
   switch (kind) {
     case Kind::kText:
+    case Kind::kDevice:
       return "text";
     case Kind::kPath:
       return "path";
@@ -201,6 +202,9 @@ std::string allowed_text(const Traits& traits) {
   }
   if (traits.kind == Kind::kDuration) {
     return "\"10min\", \"none\"";
+  }
+  if (traits.kind == Kind::kDevice) {
+    return "\"cpu\" | \"cuda:0\" ... \"cuda:99\" | \"auto\"";
   }
   if (traits.choices.empty()) {
     return bound_text(traits.range);

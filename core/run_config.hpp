@@ -110,7 +110,7 @@ struct LinkCaps {  // bytes per second
 };
 
 struct TiersSection {
-  std::optional<std::string> device;  // "cpu"
+  std::optional<std::string> device;  // "cpu" | "cuda:N"
   std::optional<std::uint64_t> device_memory_bytes;
   std::optional<std::uint64_t> host_memory_bytes;
   std::vector<NvmeFolder> nvme;      // default: <run.dir>/store

@@ -1,0 +1,10 @@
+// A binary without a CUDA runtime: see cuda.hpp.
+#include "cli/cuda.hpp"
+
+namespace headrace::cli {
+
+CudaFacts cuda_facts() {
+  return {};
+}
+
+}  // namespace headrace::cli
