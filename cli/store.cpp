@@ -1,4 +1,4 @@
-// headrace store: the stores in a folder; removal and copies.
+// headrace store: the stores in a folder; removal and copies; a run's store in another format.
 #include "tiers/nvme/store.hpp"
 
 #include <fmt/format.h>
@@ -8,7 +8,9 @@
 #include "cli/command.hpp"
 #include "core/files.hpp"
 #include "core/quantity.hpp"
+#include "train/convert_store.hpp"
 #include "train/interrupt.hpp"
+#include "train/store_folders.hpp"
 
 namespace headrace::cli {
 namespace {
@@ -17,17 +19,27 @@ using tiers::nvme::StoreListing;
 
 CommandSpec spec() {
   return {.name = "store",
-          .summary = "List the stores of a folder, remove or copy one",
-          .positionals = {{.name = "ACTION", .help = "list | remove | copy"},
+          .summary = "List the stores of a folder, remove, copy or convert one",
+          .positionals = {{.name = "ACTION", .help = "list | remove | copy | convert"},
                           {.name = "ID",
-                           .help = "With remove: the store's id; with copy: FOLDER/ID",
+                           .help = "With remove: the store's id; with copy: FOLDER/ID; with "
+                                   "convert: RUN_DIR",
                            .required = false},
                           {.name = "TARGET",
                            .help = "With copy: the folder that takes the copy",
                            .required = false}},
           .options = {{.name = "--store",
                        .value = "FOLDER",
-                       .help = "List, remove: a folder of tiers.nvme, or RUN_DIR/store (needed)"}}};
+                       .help = "List, remove: a folder of tiers.nvme, or RUN_DIR/store (needed)"},
+                      {.name = "--state",
+                       .value = "FORMAT",
+                       .help = "Convert: the format that the run's optimizer state gets (needed)",
+                       .choices = {"fp32", "bf16", "q8"}}}};
+}
+
+// Of a conversion that is under way or was cut short, the store that goes.
+bool is_left(const StoreListing& store) {
+  return !store.run_dir.empty() && train::is_left_of_conversion(store.run_dir, store.id);
 }
 
 Json listing_to_json(const StoreListing& store) {
@@ -49,6 +61,7 @@ Json listing_to_json(const StoreListing& store) {
   }
   json.add("parts", std::move(parts));
   json.add("copy", store.copy);
+  json.add("left_of_conversion", is_left(store));
   json.add("problem", store.problem.empty() ? Json() : Json(store.problem));
   json.add("dirty", store.dirty);
   json.add("locked", store.locked);
@@ -61,6 +74,7 @@ std::string state_of(const StoreListing& store) {
                                                : "no commit";
   state += store.dirty ? ", written since" : "";
   state += store.copy ? ", a copy" : "";
+  state += is_left(store) ? ", left by a conversion" : "";
   state += store.locked ? ", in use" : "";
   return state + (store.problem.empty() ? "" : " (" + store.problem + ")");
 }
@@ -125,17 +139,69 @@ Result<ExitCode> copy(const Invocation& invocation) {
   return ExitCode::kOk;
 }
 
+Json converted_to_json(const train::Converted& converted) {
+  Json json = Json::object();
+  json.add("run_dir", converted.run_dir);
+  json.add("converted", converted.converted);
+  json.add("state_before", converted.state_before);
+  json.add("state", converted.state);
+  json.add("step", converted.step);
+  json.add("store", converted.store);
+  json.add("bytes_before", converted.bytes_before);
+  json.add("bytes", converted.bytes);
+  json.add("old_store", converted.old_store.empty() ? Json() : Json(converted.old_store));
+  json.add("old_removed", converted.old_removed);
+  return json;
+}
+
+std::string converted_in_words(const train::Converted& converted) {
+  if (!converted.converted) {
+    return fmt::format("the store of {} is already {}\n", converted.run_dir, converted.state);
+  }
+  return fmt::format(
+      "converted {} at step {} from {} ({}) to {} ({}): {}\n"
+      "go on with optim.state = \"{}\" in RUN.toml, or --set optim.state={}\n{}",
+      converted.run_dir,
+      converted.step,
+      converted.state_before,
+      format_bytes(converted.bytes_before),
+      converted.state,
+      format_bytes(converted.bytes),
+      converted.store,
+      converted.state,
+      converted.state,
+      converted.old_removed ? "" : fmt::format("the old store stays: {}\n", converted.old_store));
+}
+
+Result<ExitCode> convert(const Invocation& invocation) {
+  const std::optional<std::string> run_dir = invocation.arguments.text("ID");
+  const std::optional<std::string> state = invocation.arguments.text("--state");
+  if (!run_dir || !state) {
+    return usage_error("store convert: the directory of a run and a format are needed")
+        .with_hint("headrace store convert RUN_DIR --state fp32|bf16|q8");
+  }
+  HEADRACE_ASSIGN(const train::Converted converted,
+                  train::convert_store({.run_dir = *run_dir, .state = *state}));
+  invocation.output.result(
+      converted_to_json(converted), invocation.json, converted_in_words(converted));
+  return ExitCode::kOk;
+}
+
 Result<ExitCode> run(const Invocation& invocation) {
-  train::install_interrupt(train::InterruptMode::kImmediate);
   const Arguments& arguments = invocation.arguments;
   const std::string action = *arguments.text("ACTION");
   const std::optional<std::string> folder = arguments.text("--store");
+  if (action == "convert") {  // it takes away what it has made of a store
+    train::install_interrupt(train::InterruptMode::kPolled);
+    return convert(invocation);
+  }
+  train::install_interrupt(train::InterruptMode::kImmediate);
   if (action == "copy") {
     return copy(invocation);
   }
   if (action != "list" && action != "remove") {
     return usage_error(fmt::format("store: '{}' is not an action", action))
-        .with_hint("the actions are list, remove and copy");
+        .with_hint("the actions are list, remove, copy and convert");
   }
   if (!folder) {
     return usage_error(fmt::format("store {}: --store FOLDER is needed", action))

@@ -383,21 +383,9 @@ Result<Planned> make_planned(const RunConfig& config,
 }
 
 tiers::nvme::StoreContents store_contents(const Planned& planned, const std::string& run_dir) {
-  tiers::nvme::StoreContents contents;
-  for (std::size_t u = 0; u < planned.plan.units.size(); ++u) {
-    const plan::UnitPlan& unit = planned.plan.units[u];
-    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
-      contents.tiles.push_back({.unit = static_cast<std::uint32_t>(u),
-                                .tile = static_cast<std::uint32_t>(t),
-                                .param_bytes = unit.param[t].bytes,
-                                .state_bytes = unit.state_of[t].bytes});
-    }
-  }
-  contents.tensor_table = tensor_table_to_text(
-      make_tensor_table(planned.architecture, planned.spec, planned.plan), planned.plan.format);
-  contents.layout_tag = exec::layout_tag(planned.plan.format);
-  contents.run_dir = run_dir;
-  return contents;
+  return contents_of(make_tensor_table(planned.architecture, planned.spec, planned.plan),
+                     planned.plan.format,
+                     run_dir);
 }
 
 Engine::Engine(Planned planned) : planned_(std::move(planned)) {

@@ -24,16 +24,10 @@ bool lies_below(const std::string& path, const std::string& folder) {
   return path.starts_with(folder + "/");
 }
 
-// A store below the run's folder is the run's, wherever that was moved; elsewhere the store itself
-// says whose it is.
-Status check_owner(const Store& store, const RunPaths& paths) {
-  if (store.contents().run_dir == paths.dir) {
-    return {};
-  }
-  return usage_error(fmt::format("the store '{}' is not this run's", store.path()))
-      .with_why(fmt::format(
-          "it belongs to the run '{}', this is '{}'", store.contents().run_dir, paths.dir))
-      .with_hint("choose another run.dir; a store of another run is never touched");
+bool lies_in_run(const StoreReference& reference, const RunPaths& paths) {
+  return std::all_of(reference.folders.begin(),
+                     reference.folders.end(),
+                     [&](const std::string& folder) { return lies_below(folder, paths.dir); });
 }
 
 // "'<folder>/<id>'" of the folders that have no such part.
@@ -148,6 +142,13 @@ Result<std::optional<StoreReference>> read_reference(const RunPaths& paths,
     reference.committed_step = step->as_int();
     reference.never_committed = step->is_null();
   }
+  if (json->find("replaces") != nullptr) {
+    Result<std::string> replaces = json->require_string("replaces");
+    if (!replaces) {
+      return damaged(replaces.error());
+    }
+    reference.replaces = *std::move(replaces);
+  }
   return std::optional(std::move(reference));
 }
 
@@ -163,6 +164,9 @@ Status write_reference(const RunPaths& paths,
   json.add("folders", std::move(folders));
   json.add("id", reference.id);
   json.add("committed_step", Json(reference.committed_step));
+  if (!reference.replaces.empty()) {
+    json.add("replaces", reference.replaces);
+  }
   return write_file_atomically(path, json.dump(2) + "\n");
 }
 
@@ -243,12 +247,11 @@ namespace {
 // that it must, is looked at before.
 Result<std::unique_ptr<Store>> open_for_writing(const RunPaths& paths,
                                                 const StoreReference& reference,
-                                                const BeginOptions& options,
-                                                bool below) {
-  if (!below || reference.committed_step) {
+                                                const BeginOptions& options) {
+  if (!lies_in_run(reference, paths) || reference.committed_step) {
     HEADRACE_ASSIGN(const std::unique_ptr<Store> reader,
                     open_run_store(paths, reference, Store::Access::kRead, false));
-    HEADRACE_TRY(below ? Status() : check_owner(*reader, paths));
+    HEADRACE_TRY(check_own_store(*reader, reference, paths));
   }
   return open_run_store(paths, reference, Store::Access::kWrite, options.direct_io_required);
 }
@@ -275,12 +278,9 @@ Result<Beginning> begin_run(const RunPaths& paths, const BeginOptions& options) 
         fmt::format("the store of '{}' is gone, and held no commit: starting again", paths.dir));
     return Beginning{};
   }
-  const bool below = std::all_of(
-      reference->folders.begin(), reference->folders.end(), [&](const std::string& folder) {
-        return lies_below(folder, paths.dir);
-      });
-  Result<std::unique_ptr<Store>> store = open_for_writing(paths, *reference, options, below);
-  if (!store && options.overwrite && store.error().code == ExitCode::kCorrupt && below) {
+  Result<std::unique_ptr<Store>> store = open_for_writing(paths, *reference, options);
+  if (!store && options.overwrite && store.error().code == ExitCode::kCorrupt &&
+      lies_in_run(*reference, paths)) {
     Beginning beginning;
     beginning.replaced = *reference;
     return beginning;
@@ -316,6 +316,16 @@ Result<std::unique_ptr<Store>> open_run_store(const RunPaths& paths,
     return lost_commit(reference, "the store says that it has no commit");
   }
   return store;
+}
+
+Status check_own_store(const Store& store, const StoreReference& reference, const RunPaths& paths) {
+  if (lies_in_run(reference, paths) || store.contents().run_dir == paths.dir) {
+    return {};
+  }
+  return usage_error(fmt::format("the store '{}' is not this run's", store.path()))
+      .with_why(fmt::format(
+          "it belongs to the run '{}', this is '{}'", store.contents().run_dir, paths.dir))
+      .with_hint("choose another run.dir; a store of another run is never touched");
 }
 
 Result<std::unique_ptr<Store>> open_committed_store(const RunPaths& paths) {

@@ -6,7 +6,8 @@
 //   run.log               the log of every start
 //   trace/                Chrome trace events, where asked for
 //   store.json            {"folders", "id", "committed_step"}: where the weights and the state are
-//   store.making.json     the same of a store that is being made, while it is being made
+//   store.making.json     the same of a store that is being made, while it is being made; of one
+//                         that takes another's place ("replaces"), until the other is gone
 //
 // Invariant: one training process has a run's folder at a time (a lock on the folder itself, gone
 // with the process); a store that belongs to another run is never opened for writing, emptied or
@@ -35,6 +36,9 @@ struct StoreReference {
   // The step of the last commit that this run made; a store that says it has none is damaged.
   std::optional<std::int64_t> committed_step = {};
   bool never_committed = false;  // it says so, as opposed to saying nothing
+  // In a CreationNote only: the id of the store in the same folders whose place this one takes. Of
+  // the two the one that store.json names counts, and the other can go.
+  std::string replaces = {};
 };
 
 struct RunPaths {
@@ -78,6 +82,9 @@ class CreationNote {
   CreationNote(CreationNote&& source) noexcept : path_(std::exchange(source.path_, {})) {}
 
   CreationNote& operator=(CreationNote&&) = delete;
+
+  // Leaves the note: there is something for the next start to remove.
+  void keep() { path_.clear(); }
 
  private:
   explicit CreationNote(std::string path) : path_(std::move(path)) {}
@@ -153,6 +160,12 @@ struct BeginOptions {
     const StoreReference& reference,
     tiers::nvme::Store::Access access,
     bool direct_io_required);
+
+// That a store is this run's: it says so, or all of it lies in the run's own folder, wherever that
+// was moved. Errors: kUsage.
+[[nodiscard]] Status check_own_store(const tiers::nvme::Store& store,
+                                     const StoreReference& reference,
+                                     const RunPaths& paths);
 
 // The commit of a run, for commands that only read. Errors: no store, no commit, written since.
 [[nodiscard]] Result<std::unique_ptr<tiers::nvme::Store>> open_committed_store(

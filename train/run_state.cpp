@@ -4,7 +4,9 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <cctype>
 #include <cerrno>
+#include <string_view>
 #include <utility>
 
 #include "core/config.hpp"
@@ -101,6 +103,22 @@ bool compared_otherwise(const std::string& key, bool same_architecture) {
   return key == "data.train" || (names_model && same_architecture);
 }
 
+// As a shell takes it for one word.
+std::string shell_word(const std::string& text) {
+  const bool plain = std::all_of(text.begin(), text.end(), [](char c) {
+    return std::isalnum(static_cast<unsigned char>(c)) != 0 ||
+           std::string_view("/._-+=:@%,").find(c) != std::string_view::npos;
+  });
+  if (plain && !text.empty()) {
+    return text;
+  }
+  std::string word = "'";
+  for (const char c : text) {
+    word += c == '\'' ? std::string("'\\''") : std::string(1, c);
+  }
+  return word + "'";
+}
+
 void add_data_difference(const RunState& committed,
                          const RunConfig& now,
                          const DataIdentity& data,
@@ -158,10 +176,11 @@ Status check_same_numbers(const RunState& committed,
                       .with_where(config_place(now, difference.key));
     if (difference.key == "optim.state") {
       error.hint = fmt::format(
-          "a run keeps its format; one with \"{}\" can start from its weights, with a fresh "
-          "optimizer: set model.path to '{}' and run.dir to a new folder",
-          now.optim.state,
-          now.run.dir);
+          "the run's store is {0}: go on with optim.state = \"{0}\" (--set optim.state={0}), or "
+          "convert it: headrace store convert {1} --state {2}",
+          committed.config.optim.state,
+          shell_word(now.run.dir),
+          now.optim.state);
     }
     differences.push_back(std::move(error));
   }

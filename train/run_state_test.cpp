@@ -4,6 +4,8 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <string>
+#include <utility>
 
 namespace headrace::train {
 namespace {
@@ -79,6 +81,22 @@ std::vector<std::string> named(const Status& status) {
     }
   }
   return names;
+}
+
+TEST(SameNumbers, AnotherStateFormatNamesTheCommandThatConverts) {
+  const RunState committed = example();
+  RunConfig now = committed.config;
+  now.optim.state = "q8";
+  for (const auto& [dir, word] :
+       {std::pair{"/runs/demo", "/runs/demo"}, std::pair{"/my runs/it's", "'/my runs/it'\\''s'"}}) {
+    now.run.dir = dir;
+    const Status refused = check_same_numbers(committed, now, committed.numbers);
+    ASSERT_FALSE(refused);
+    const std::string& hint = refused.error().others.front().hint;
+    EXPECT_NE(hint.find("--set optim.state=fp32"), std::string::npos) << hint;
+    EXPECT_TRUE(hint.ends_with(std::string("headrace store convert ") + word + " --state q8"))
+        << hint;
+  }
 }
 
 TEST(SameNumbers, WhatMayChangeDoes) {

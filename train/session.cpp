@@ -87,6 +87,9 @@ class Opener {
       HEADRACE_TRY(check_same_numbers(session_->state, session_->config, numbers_));
       if (session_->state.step >= session_->steps) {
         session_->complete = true;
+        if (path_exists(session_->paths.store_making())) {
+          reclaim_leftovers(session_->store_folders, session_->paths, session_->store->id());
+        }
         return std::move(session_);
       }
       log_changes();

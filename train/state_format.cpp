@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <string_view>
+#include <vector>
 
 #include "scheduler/exec/state_format.hpp"
 
@@ -29,6 +30,47 @@ Status check_format(const tiers::nvme::Store& store, const RunConfig& committed)
                                    format.name,
                                    committed.optim.state))
       .with_hint("restore the store from a copy, or start again with --overwrite");
+}
+
+Status check_tiles(const tiers::nvme::Store& store,
+                   const TensorTable& table,
+                   const plan::StateFormat& format) {
+  std::size_t tiles = 0;
+  for (const StoredUnit& unit : table.units) {
+    tiles += unit.tiles.size();
+  }
+  bool same = tiles == store.contents().tiles.size();
+  for (const tiers::nvme::TileBytes& tile : store.contents().tiles) {
+    same = same && tile.unit < table.units.size() &&
+           tile.tile < table.units[tile.unit].tiles.size() &&
+           format.param_extent_bytes(table.units[tile.unit].tiles[tile.tile]) == tile.param_bytes &&
+           format.state_extent_bytes(table.units[tile.unit].tiles[tile.tile]) == tile.state_bytes;
+  }
+  if (same) {
+    return {};
+  }
+  return corrupt_error(
+             fmt::format("the tensor table of the store '{}' is not of its tiles", store.path()))
+      .with_hint("restore the store from a copy");
+}
+
+tiers::nvme::StoreContents contents_of(const TensorTable& table,
+                                       const plan::StateFormat& format,
+                                       const std::string& run_dir) {
+  tiers::nvme::StoreContents contents;
+  for (std::size_t u = 0; u < table.units.size(); ++u) {
+    const std::vector<plan::TileSpec>& tiles = table.units[u].tiles;
+    for (std::size_t t = 0; t < tiles.size(); ++t) {
+      contents.tiles.push_back({.unit = static_cast<std::uint32_t>(u),
+                                .tile = static_cast<std::uint32_t>(t),
+                                .param_bytes = format.param_extent_bytes(tiles[t]),
+                                .state_bytes = format.state_extent_bytes(tiles[t])});
+    }
+  }
+  contents.tensor_table = tensor_table_to_text(table, format);
+  contents.layout_tag = exec::layout_tag(format);
+  contents.run_dir = run_dir;
+  return contents;
 }
 
 std::size_t committed_tile_bytes(const plan::StateFormat& format, const plan::TileSpec& tile) {

@@ -21,14 +21,33 @@ using tiers::nvme::Store;
 
 namespace {
 
+// Of the two stores of a conversion that was cut short, the one that the run does not name; empty:
+// it names neither, so that nobody can tell which is wanted.
+Result<std::string> left_of_conversion(const RunPaths& paths, const StoreReference& noted) {
+  HEADRACE_ASSIGN(const std::optional<StoreReference> named, read_store_reference(paths));
+  if (!named || noted.replaces.empty()) {
+    return std::string();
+  }
+  return named->id == noted.replaces ? noted.id
+         : named->id == noted.id     ? noted.replaces
+                                     : std::string();
+}
+
 // Removes what a creation that was killed has left of the store that it had noted, where that does
-// not say yet whose it is. Returns its id; empty: none was.
+// not say yet whose it is; of a conversion the store that the run does not name, whatever it says.
+// Returns the noted id; empty: none was.
 Result<std::string> remove_noted(const RunPaths& paths, const std::string& keep_id) {
   HEADRACE_ASSIGN(const std::optional<StoreReference> noted, CreationNote::read(paths));
   if (!noted) {
     return std::string();
   }
-  if (noted->id != keep_id) {
+  HEADRACE_ASSIGN(const std::string left, left_of_conversion(paths, *noted));
+  if (!left.empty() && left != keep_id) {
+    HEADRACE_ASSIGN(const bool removed, remove_rest(noted->folders, left));
+    if (removed) {
+      log_info(fmt::format("removed the store {}, left by a conversion that was cut short", left));
+    }
+  } else if (noted->id != keep_id) {
     HEADRACE_ASSIGN(const bool removed, tiers::nvme::remove_unfinished(noted->folders, noted->id));
     if (removed) {
       log_info(
@@ -92,6 +111,27 @@ void reclaim_stores(const std::vector<std::string>& folders,
 }
 
 }  // namespace
+
+Result<bool> remove_rest(const std::vector<std::string>& folders, const std::string& id) {
+  HEADRACE_ASSIGN(bool removed, tiers::nvme::remove_unfinished(folders, id));
+  if (std::any_of(folders.begin(), folders.end(), [&](const std::string& folder) {
+        return path_exists(folder + "/" + id);
+      })) {
+    HEADRACE_TRY(tiers::nvme::remove_store(folders, id));
+    removed = true;
+  }
+  return removed;
+}
+
+bool is_left_of_conversion(const std::string& run_dir, const std::string& id) {
+  const RunPaths paths{.dir = run_dir};
+  const Result<std::optional<StoreReference>> noted = CreationNote::read(paths);
+  if (!noted || !*noted) {
+    return false;
+  }
+  const Result<std::string> left = left_of_conversion(paths, **noted);
+  return left && *left == id;
+}
 
 void reclaim_leftovers(const std::vector<std::string>& folders,
                        const RunPaths& paths,

@@ -18,10 +18,21 @@ namespace headrace::train {
 
 // Removes the stores of this run that starts before it have left in these folders when they were
 // killed, all but `keep_id`. One that holds a commit stays, with a warning, and all others then
-// too: somebody may want it. What cannot be removed is a warning.
+// too: somebody may want it. Of a conversion that was killed (convert_store.hpp) the store that the
+// run does not name goes all the same, since the other one holds that commit. What cannot be
+// removed is a warning, and stays noted.
 void reclaim_leftovers(const std::vector<std::string>& folders,
                        const RunPaths& paths,
                        const std::string& keep_id);
+
+// Removes all that is there of a store of this run, however far its making or an earlier removal
+// had come. True: there was something. Errors: it is in use, or cannot be removed.
+[[nodiscard]] Result<bool> remove_rest(const std::vector<std::string>& folders,
+                                       const std::string& id);
+
+// It is what a conversion that is under way, or was cut short, will have removed of a run's two
+// stores. False also where the run's folder cannot be read: only tells.
+[[nodiscard]] bool is_left_of_conversion(const std::string& run_dir, const std::string& id);
 
 // In any order, links followed.
 [[nodiscard]] bool same_folders(const std::vector<std::string>& one,

@@ -188,29 +188,6 @@ class CommittedWeights final : public Weights {
   std::uint64_t cached_generation_ = 0;
 };
 
-// The table's tiles are those that the store was made for.
-Status check_tiles(const tiers::nvme::Store& store,
-                   const TensorTable& table,
-                   const plan::StateFormat& format) {
-  std::size_t tiles = 0;
-  for (const StoredUnit& unit : table.units) {
-    tiles += unit.tiles.size();
-  }
-  bool same = tiles == store.contents().tiles.size();
-  for (const tiers::nvme::TileBytes& tile : store.contents().tiles) {
-    same = same && tile.unit < table.units.size() &&
-           tile.tile < table.units[tile.unit].tiles.size() &&
-           format.param_extent_bytes(table.units[tile.unit].tiles[tile.tile]) == tile.param_bytes &&
-           format.state_extent_bytes(table.units[tile.unit].tiles[tile.tile]) == tile.state_bytes;
-  }
-  if (same) {
-    return {};
-  }
-  return corrupt_error(
-             fmt::format("the tensor table of the store '{}' is not of its tiles", store.path()))
-      .with_hint("restore the store from a copy");
-}
-
 Result<std::unique_ptr<Weights>> make_committed(std::string dir,
                                                 const tiers::nvme::Store& store,
                                                 std::unique_ptr<tiers::nvme::Store> owned) {
