@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <chrono>
+#include <cmath>
 #include <functional>
 #include <map>
 #include <memory>
@@ -336,7 +337,7 @@ Spread spread_of(std::vector<double> values) {
   std::sort(values.begin(), values.end());
   const auto at = [&values](double share) {
     const double place = share * static_cast<double>(values.size() - 1);
-    return values[static_cast<std::size_t>(place + 0.5)];
+    return values[static_cast<std::size_t>(std::lround(place))];
   };
   constexpr double kMedian = 0.5;
   constexpr double kLow = 0.05;

@@ -46,7 +46,7 @@ class KernelPattern final : public DevicePattern {
     return std::uint64_t{*static_cast<const unsigned long long*>(result_.get())};
   }
 
-  const char* how() const override { return "by kernels"; }
+  [[nodiscard]] const char* how() const override { return "by kernels"; }
 
  private:
   int device_;

@@ -42,7 +42,7 @@ class HostPattern final : public DevicePattern {
     return wrong;
   }
 
-  const char* how() const override { return "by the host"; }
+  [[nodiscard]] const char* how() const override { return "by the host"; }
 
  private:
   [[nodiscard]] std::span<std::byte> piece_of(std::size_t bytes) const {

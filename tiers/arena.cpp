@@ -23,7 +23,6 @@
 #include "core/quantity.hpp"
 #include "core/system.hpp"
 #include "tiers/memory.hpp"
-#include "tiers/numa.hpp"
 
 namespace headrace::tiers {
 
@@ -144,7 +143,10 @@ const char* tier_name(Tier tier) {
   return "unknown";
 }
 
-Result<std::unique_ptr<Arena>> Arena::create(Tier tier, std::string name, std::size_t bytes) {
+Result<std::unique_ptr<Arena>> Arena::create(Tier tier,
+                                             std::string name,
+                                             std::size_t bytes,
+                                             const std::string& near_pci_id) {
   HEADRACE_ASSERT(tier != Tier::kNvme, "storage is no arena: tiers/nvme/store.hpp");
   std::unique_ptr<Arena> arena(new Arena(tier, std::move(name)));
   if (bytes == 0) {
@@ -158,31 +160,35 @@ Result<std::unique_ptr<Arena>> Arena::create(Tier tier, std::string name, std::s
   }
   arena->bytes_ = round_up(bytes, page_bytes);
   HEADRACE_TRY(check_available(tier, arena->name_, arena->bytes_));
-  HEADRACE_TRY(arena->map(page_bytes));
+  HEADRACE_TRY(arena->map(page_bytes, near_pci_id));
   HEADRACE_TRY(arena->fault_in());
-  arena->log_pages();
+  arena->log_pages(near_pci_id);
   return arena;
 }
 
 // What was obtained. Direct I/O into ordinary pages costs up to half of a drive's rate
-// (docs/performance.md), so a system that gave none says so.
-void Arena::log_pages() const {
+// (docs/performance.md), so a system that gave none says so; so does one that could not put the
+// memory near the device that uses it.
+void Arena::log_pages(const std::string& near_pci_id) const {
   const ArenaStats got = stats();
   std::string text = std::string(tier_name(tier_)) + " memory: " + size_text(got.huge_page_bytes) +
                      " of " + size_text(got.bytes) + " of the arena '" + name_ +
                      "' are huge pages" + (got.hugetlb ? " (reserved ones)" : "") +
-                     (got.numa_bound ? ", bound to the process's NUMA nodes" : "");
+                     (numa_.text.empty() ? "" : ", " + numa_.text);
+  const bool is_far = !near_pci_id.empty() && !numa_.is_near && !numa_.text.empty();
   if (got.huge_page_bytes < bytes_ / kHugePageBytes * kHugePageBytes / 2) {
     log_info(text +
              "; to have them: `echo madvise > /sys/kernel/mm/transparent_hugepage/enabled` as "
              "root, or fewer programs beside this one");
+  } else if (is_far) {
+    log_info(text);
   } else {
     log_debug(text);
   }
 }
 
 // Reserves the address range and gives its middle access rights.
-Status Arena::map(std::size_t page_bytes) {
+Status Arena::map(std::size_t page_bytes, const std::string& near_pci_id) {
   const bool large = bytes_ >= kHugePageBytes;
   const std::size_t alignment = large ? kHugePageBytes : page_bytes;
   reservation_bytes_ = page_bytes + alignment + bytes_ + page_bytes;
@@ -215,7 +221,7 @@ Status Arena::map(std::size_t page_bytes) {
   // A name in /proc/self/maps, for whoever looks; needs CONFIG_ANON_VMA_NAME.
   const std::string label = "headrace " + name_;
   ::prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, data_, bytes_, label.c_str());
-  numa_bound_ = bind_to_own_numa_nodes(data_, bytes_);
+  numa_ = bind_near_pci(data_, bytes_, near_pci_id);
   return {};
 }
 
@@ -246,7 +252,10 @@ Arena::~Arena() {
 }
 
 ArenaStats Arena::stats() const {
-  ArenaStats stats = {.bytes = bytes_, .hugetlb = hugetlb_bytes_ > 0, .numa_bound = numa_bound_};
+  ArenaStats stats = {.bytes = bytes_,
+                      .hugetlb = hugetlb_bytes_ > 0,
+                      .numa_bound = numa_.is_bound,
+                      .numa_near = numa_.is_near};
   if (bytes_ > 0) {
     const HugePages pages = read_smaps(data_, bytes_);
     stats.huge_page_bytes = pages.transparent_bytes + pages.hugetlb_bytes;

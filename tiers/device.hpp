@@ -59,6 +59,11 @@ class Device {
  public:
   virtual ~Device() = default;
   [[nodiscard]] virtual std::string name() const = 0;
+
+  // Where it is on the machine's buses ("0000:3B:00.0"), so that host memory can lie near it (an
+  // argument of Arena::create); empty: nowhere in particular.
+  [[nodiscard]] virtual std::string pci_id() const { return {}; }
+
   // True: device memory is host memory, and nothing is copied (h2d and d2h are never used).
   [[nodiscard]] virtual bool aliases_host() const = 0;
   [[nodiscard]] virtual Queue& compute() = 0;

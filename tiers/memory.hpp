@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "tiers/numa.hpp"
 #include "tiers/queue.hpp"
 
 namespace headrace::tiers {
@@ -31,17 +32,21 @@ struct ArenaStats {
   std::size_t bytes = 0;            // what was asked, rounded up to a page
   std::size_t huge_page_bytes = 0;  // what the system gave as huge pages (from smaps)
   bool hugetlb = false;             // from the reserved pool (MAP_HUGETLB) rather than transparent
-  bool numa_bound = false;          // bound to the process's NUMA nodes (more than one node only)
+  bool numa_bound = false;          // told to prefer some NUMA nodes (more than one node only)
+  bool numa_near = false;           // and they are those near the device that was named
 };
 
 class Arena {
  public:
   // Maps and faults in `bytes`, zeroed (0 is legal: an empty arena, whose data is null). data() is
   // 2 MiB aligned from 2 MiB on, page aligned below. Errors: the system has no memory for it (exit
-  // code "does not fit", with what /proc/meminfo or the cgroup says).
+  // code "does not fit", with what /proc/meminfo or the cgroup says). It lies on the NUMA nodes
+  // near the PCI device of that id ("0000:3B:00.0", Device::pci_id()); of none: of the process's
+  // cores.
   [[nodiscard]] static Result<std::unique_ptr<Arena>> create(Tier tier,
                                                              std::string name,
-                                                             std::size_t bytes);
+                                                             std::size_t bytes,
+                                                             const std::string& near_pci_id = {});
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -60,9 +65,9 @@ class Arena {
  private:
   Arena(Tier tier, std::string name) : tier_(tier), name_(std::move(name)) {}
 
-  Status map(std::size_t page_bytes);
+  Status map(std::size_t page_bytes, const std::string& near_pci_id);
   Status fault_in();
-  void log_pages() const;
+  void log_pages(const std::string& near_pci_id) const;
 
   Tier tier_;
   std::string name_;
@@ -71,7 +76,7 @@ class Arena {
   void* reservation_ = nullptr;  // the address range: guard, alignment, data, guard
   std::size_t reservation_bytes_ = 0;
   std::size_t hugetlb_bytes_ = 0;
-  bool numa_bound_ = false;
+  NumaBinding numa_;
 };
 
 // One planned buffer of an arena, and who holds it. Scheduler thread only. Address stable for its

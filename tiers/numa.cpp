@@ -3,52 +3,190 @@
 
 #include <hwloc.h>
 
+#include <cerrno>
 #include <memory>
+#include <utility>
+
+#include "core/assert.hpp"
+#include "core/error.hpp"
 
 namespace headrace::tiers {
 
 namespace {
 
-struct TopologyDeleter {
-  void operator()(hwloc_topology_t topology) const { hwloc_topology_destroy(topology); }
-};
-
 struct BitmapDeleter {
   void operator()(hwloc_bitmap_t bitmap) const { hwloc_bitmap_free(bitmap); }
 };
 
-using Topology = std::unique_ptr<hwloc_topology, TopologyDeleter>;
 using Bitmap = std::unique_ptr<hwloc_bitmap_s, BitmapDeleter>;
 
-Topology load_topology() {
-  hwloc_topology_t topology = nullptr;
-  if (hwloc_topology_init(&topology) != 0) {
-    return nullptr;
+Bitmap new_bitmap() {
+  Bitmap bitmap(hwloc_bitmap_alloc());
+  HEADRACE_ASSERT(bitmap != nullptr, "some bytes can be had");
+  return bitmap;
+}
+
+std::vector<unsigned> numbers_in(hwloc_const_bitmap_t bitmap) {
+  std::vector<unsigned> numbers;
+  for (int i = hwloc_bitmap_first(bitmap); i >= 0; i = hwloc_bitmap_next(bitmap, i)) {
+    numbers.push_back(static_cast<unsigned>(i));
   }
-  Topology owned(topology);
-  return hwloc_topology_load(topology) == 0 ? std::move(owned) : nullptr;
+  return numbers;
+}
+
+Bitmap bitmap_of(const std::vector<unsigned>& numbers) {
+  Bitmap bitmap = new_bitmap();
+  for (const unsigned number : numbers) {
+    hwloc_bitmap_set(bitmap.get(), number);
+  }
+  return bitmap;
+}
+
+std::string nodes_text(const std::vector<unsigned>& nodes) {
+  std::string text = nodes.size() == 1 ? "NUMA node " : "NUMA nodes ";
+  for (std::size_t i = 0; i < nodes.size(); ++i) {
+    text += (i == 0 ? "" : ",") + std::to_string(nodes[i]);
+  }
+  return text;
+}
+
+// The nodes near a PCI device that memory may come from, or why there are none.
+struct NearNodes {
+  std::vector<unsigned> nodes = {};
+  std::string why_not = {};
+};
+
+NearNodes nodes_near(hwloc_topology_t topology, const std::string& pci_id) {
+  hwloc_obj_t device = hwloc_get_pcidev_by_busidstring(topology, pci_id.c_str());
+  if (device == nullptr) {
+    return {.why_not = "the system has no such device to show"};
+  }
+  hwloc_obj_t place = hwloc_get_non_io_ancestor_obj(topology, device);
+  if (hwloc_bitmap_isequal(place->nodeset, hwloc_topology_get_topology_nodeset(topology)) != 0) {
+    return {.why_not = "the system does not say to which node it belongs"};
+  }
+  const Bitmap allowed = new_bitmap();
+  hwloc_bitmap_and(allowed.get(), place->nodeset, hwloc_topology_get_allowed_nodeset(topology));
+  if (hwloc_bitmap_iszero(allowed.get()) != 0) {
+    return {.why_not = "the process may not take memory of its " +
+                       nodes_text(numbers_in(place->nodeset)) + " (cpuset)"};
+  }
+  return {.nodes = numbers_in(allowed.get())};
+}
+
+// The nodes of some cores that memory may come from; all such nodes if it is none of theirs.
+std::vector<unsigned> nodes_of(hwloc_topology_t topology, const std::vector<unsigned>& cores) {
+  const Bitmap core_set = bitmap_of(cores);
+  const Bitmap nodes = new_bitmap();
+  hwloc_const_bitmap_t allowed = hwloc_topology_get_allowed_nodeset(topology);
+  hwloc_cpuset_to_nodeset(topology, core_set.get(), nodes.get());
+  hwloc_bitmap_and(nodes.get(), nodes.get(), allowed);
+  return numbers_in(hwloc_bitmap_iszero(nodes.get()) != 0 ? allowed : nodes.get());
+}
+
+// Read once a process: a machine does not change, and each reading takes milliseconds.
+const std::optional<NumaTopology>& this_machine(bool with_pci_devices) {
+  if (with_pci_devices) {
+    static const std::optional<NumaTopology> with = NumaTopology::load(true);
+    return with;
+  }
+  static const std::optional<NumaTopology> without = NumaTopology::load(false);
+  return without;
 }
 
 }  // namespace
 
-bool bind_to_own_numa_nodes(void* data, std::size_t bytes) {
-  const Topology topology = load_topology();
-  if (topology == nullptr || hwloc_get_nbobjs_by_type(topology.get(), HWLOC_OBJ_NUMANODE) < 2) {
-    return false;
+void NumaTopology::Traits::close(Handle topology) noexcept {
+  hwloc_topology_destroy(topology);
+}
+
+std::optional<NumaTopology> NumaTopology::read(bool with_pci_devices, const std::string* xml) {
+  hwloc_topology_t handle = nullptr;
+  if (hwloc_topology_init(&handle) != 0) {
+    return std::nullopt;
   }
-  const Bitmap cores(hwloc_bitmap_alloc());
-  const Bitmap nodes(hwloc_bitmap_alloc());
-  if (cores == nullptr || nodes == nullptr ||
-      hwloc_get_cpubind(topology.get(), cores.get(), HWLOC_CPUBIND_PROCESS) != 0) {
-    return false;
+  NumaTopology topology{Unique<Traits>(handle)};
+  // Nodes that the process may not use are kept, so that their devices are known to be theirs.
+  bool is_good = hwloc_topology_set_flags(handle, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED) == 0;
+  if (with_pci_devices) {
+    // Important ones (displays, accelerators among them), and no OS devices: for those hwloc's
+    // plugins would start CUDA and OpenCL.
+    is_good = is_good && hwloc_topology_set_type_filter(
+                             handle, HWLOC_OBJ_PCI_DEVICE, HWLOC_TYPE_FILTER_KEEP_IMPORTANT) == 0;
   }
-  hwloc_cpuset_to_nodeset(topology.get(), cores.get(), nodes.get());
-  return hwloc_set_area_membind(topology.get(),
+  if (xml != nullptr) {
+    // The zero at the end counts.
+    is_good = is_good && hwloc_topology_set_xmlbuffer(
+                             handle, xml->c_str(), static_cast<int>(xml->size() + 1)) == 0;
+  }
+  is_good = is_good && hwloc_topology_load(handle) == 0;
+  return is_good ? std::optional(std::move(topology)) : std::nullopt;
+}
+
+std::optional<NumaTopology> NumaTopology::load(bool with_pci_devices) {
+  return read(with_pci_devices, nullptr);
+}
+
+std::optional<NumaTopology> NumaTopology::from_xml(const std::string& xml) {
+  return read(true, &xml);
+}
+
+NumaChoice NumaTopology::choose(const std::string& pci_id,
+                                const std::vector<unsigned>& cores) const {
+  hwloc_topology_t topology = topology_.get();
+  if (hwloc_get_nbobjs_by_type(topology, HWLOC_OBJ_NUMANODE) < 2) {
+    return {};
+  }
+  NearNodes near;
+  if (!pci_id.empty()) {
+    near = nodes_near(topology, pci_id);
+    if (!near.nodes.empty()) {
+      std::string text = nodes_text(near.nodes) + ", near " + pci_id;
+      return {.nodes = std::move(near.nodes), .is_near = true, .text = std::move(text)};
+    }
+  }
+  NumaChoice choice{.nodes = nodes_of(topology, cores)};
+  choice.text = nodes_text(choice.nodes) + ", of the process's cores";
+  if (!pci_id.empty()) {
+    choice.text += ", not near " + pci_id + ": " + near.why_not;
+  }
+  return choice;
+}
+
+std::vector<unsigned> NumaTopology::process_cores() const {
+  const Bitmap cores = new_bitmap();
+  if (hwloc_get_cpubind(topology_.get(), cores.get(), HWLOC_CPUBIND_PROCESS) != 0) {
+    return numbers_in(hwloc_topology_get_allowed_cpuset(topology_.get()));
+  }
+  return numbers_in(cores.get());
+}
+
+bool NumaTopology::bind(void* data, std::size_t bytes, const std::vector<unsigned>& nodes) const {
+  const Bitmap node_set = bitmap_of(nodes);
+  // Without HWLOC_MEMBIND_STRICT: the kernel prefers these nodes, and takes others when they are
+  // full. Bound strictly, an arena larger than they are would be the end of the process.
+  return hwloc_set_area_membind(topology_.get(),
                                 data,
                                 bytes,
-                                nodes.get(),
+                                node_set.get(),
                                 HWLOC_MEMBIND_BIND,
                                 HWLOC_MEMBIND_BYNODESET) == 0;
+}
+
+NumaBinding bind_near_pci(void* data, std::size_t bytes, const std::string& pci_id) {
+  const std::optional<NumaTopology>& machine = this_machine(!pci_id.empty());
+  if (!machine.has_value()) {
+    return {.text = "on NUMA nodes of the system's choice: hwloc cannot read the machine"};
+  }
+  const NumaChoice choice = machine->choose(pci_id, machine->process_cores());
+  if (choice.nodes.empty()) {
+    return {};
+  }
+  if (!machine->bind(data, bytes, choice.nodes)) {
+    return {.text = "not bound to " + choice.text + " (" + errno_error("mbind", errno).why +
+                    "; a container needs the capability SYS_NICE)"};
+  }
+  return {.is_bound = true, .is_near = choice.is_near, .text = "on " + choice.text};
 }
 
 }  // namespace headrace::tiers

@@ -71,12 +71,13 @@ Status ExecutorImpl::create_device(const ExecutorOptions& options) {
 }
 
 Status ExecutorImpl::create_memory() {
+  const std::string near = device_->pci_id();
   HEADRACE_ASSIGN(host_arena_,
-                  tiers::Arena::create(tiers::Tier::kHost, "host", plan_.host_arena_bytes));
+                  tiers::Arena::create(tiers::Tier::kHost, "host", plan_.host_arena_bytes, near));
   if (plan_.separate_device) {
     HEADRACE_ASSIGN(device_memory_, device_->allocate(plan_.device_arena_bytes));
     HEADRACE_ASSIGN(bounce_arena_,
-                    tiers::Arena::create(tiers::Tier::kHost, "bounce", kBounceBytes));
+                    tiers::Arena::create(tiers::Tier::kHost, "bounce", kBounceBytes, near));
     for (const tiers::Arena* arena : {host_arena_.get(), bounce_arena_.get()}) {
       HEADRACE_TRY(device_->pin({arena->data(), arena->bytes()}));
     }

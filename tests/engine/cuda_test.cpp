@@ -4,12 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <array>
+#include <cstdlib>
 #include <random>
 #include <string>
 #include <vector>
 
+#include "core/log.hpp"
 #include "tests/engine/cuda_run.hpp"
 #include "tiers/test_support.hpp"
+#include "tiers/test_topology.hpp"
 
 namespace headrace::testing {
 namespace {
@@ -72,6 +75,24 @@ TEST(EngineOnCuda, TheSameBitsAsOnTheCpuUnderEverySeedAndPlacement) {
       return;
     }
   }
+}
+
+// On a machine of two nodes, at the first of which the emulated GPU is.
+[[noreturn]] void run_on_two_nodes() {
+  tiers::pretend_to_be({.pci_id = "FFFF:00:00.0"});
+  set_log_level(LogLevel::kDebug);
+  const RunRecord record = run_engine(on_cuda(streaming_run(), 1));
+  std::exit(record.losses.empty() ? 1 : 0);
+}
+
+TEST(EngineOnCudaDeathTest, TheHostArenaLiesNearTheGpu) {
+  if (!tiers::can_bind_memory()) {
+    GTEST_SKIP() << "this system lets nobody bind memory";
+  }
+  GTEST_FLAG_SET(death_test_style, "threadsafe");
+  EXPECT_EXIT(run_on_two_nodes(),
+              ::testing::ExitedWithCode(0),
+              "arena 'host' [^\n]*on NUMA node 0, near FFFF:00:00.0");
 }
 
 }  // namespace

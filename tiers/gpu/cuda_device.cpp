@@ -77,6 +77,8 @@ class CudaDevice final : public Device {
     return "cuda:" + std::to_string(facts_.ordinal);
   }
 
+  [[nodiscard]] std::string pci_id() const override { return facts_.pci_id; }
+
   [[nodiscard]] bool aliases_host() const override { return false; }
 
   [[nodiscard]] Queue& compute() override { return poller_->queue(kCompute); }

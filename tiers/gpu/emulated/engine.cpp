@@ -80,7 +80,7 @@ std::vector<std::string> Engine::leaks() const {
     alive.push_back("allocation of " + std::to_string(allocation.bytes) + " bytes");
   }
   for (const auto& [begin, bytes] : registrations_) {
-    const bool is_owned = host_allocations_.contains(reinterpret_cast<void*>(begin));
+    const bool is_owned = host_allocations_.contains(begin);
     alive.push_back((is_owned ? "host allocation of " : "registration of ") +
                     std::to_string(bytes) + " bytes");
   }
@@ -161,7 +161,7 @@ cudaError_t Engine::register_host(void* data, std::size_t bytes) {
 
 cudaError_t Engine::unregister_host(void* data) {
   const bool allowed = may_change("cudaHostUnregister");
-  if (host_allocations_.contains(data) ||
+  if (host_allocations_.contains(reinterpret_cast<std::uintptr_t>(data)) ||
       registrations_.erase(reinterpret_cast<std::uintptr_t>(data)) == 0) {
     violate("cudaHostUnregister of what was not registered");
     return cudaErrorHostMemoryNotRegistered;
@@ -181,7 +181,7 @@ cudaError_t Engine::allocate_host(void** data, std::size_t bytes) {
     return cudaErrorMemoryAllocation;
   }
   registrations_.emplace(reinterpret_cast<std::uintptr_t>(memory), bytes);
-  host_allocations_.emplace(memory, bytes);
+  host_allocations_.emplace(reinterpret_cast<std::uintptr_t>(memory), bytes);
   *data = memory;
   return cudaSuccess;
 }
@@ -191,7 +191,7 @@ cudaError_t Engine::release_host(void* data) {
     return cudaSuccess;
   }
   const bool allowed = may_change("cudaFreeHost");
-  const auto found = host_allocations_.find(data);
+  const auto found = host_allocations_.find(reinterpret_cast<std::uintptr_t>(data));
   if (found == host_allocations_.end()) {
     violate("cudaFreeHost of what cudaHostAlloc did not give");
     return cudaErrorInvalidValue;

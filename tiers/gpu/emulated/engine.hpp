@@ -161,7 +161,7 @@ class Engine {
   std::uint64_t favourite_ = 0;  // a stream's number, of one mood of the scheduler
   std::map<void*, Allocation> allocations_;
   std::map<std::uintptr_t, std::size_t> registrations_;
-  std::map<void*, std::size_t> host_allocations_;  // that are registrations too
+  std::map<std::uintptr_t, std::size_t> host_allocations_;  // that are registrations too
   std::map<std::uint64_t, std::unique_ptr<EmulatedStream>> streams_;
   std::map<std::uint64_t, std::unique_ptr<EmulatedEvent>> events_;
   std::map<std::uint64_t, StreamOperation*> host_copies_;  // pending, by number
