@@ -62,10 +62,18 @@ class Pages {
     madvise(data_, bytes_, MADV_HUGEPAGE);  // a wish: refused where the system has none
   }
 
-  ~Pages() { munmap(data_, bytes_); }
+  ~Pages() {
+    if (data_ != nullptr) {
+      munmap(data_, bytes_);
+    }
+  }
+
+  Pages(Pages&& other) noexcept
+      : bytes_(other.bytes_), data_(std::exchange(other.data_, nullptr)) {}
 
   Pages(const Pages&) = delete;
   Pages& operator=(const Pages&) = delete;
+  Pages& operator=(Pages&&) = delete;
 
   template <class T>
   [[nodiscard]] T* as() const {
@@ -262,6 +270,45 @@ class Updater {
   std::vector<UpdateStats> stats_;
 };
 
+// A small tile with memory of its own, for one thread.
+class CachedTile {
+ public:
+  CachedTile(const Optimizer& optimizer, std::int64_t elements)
+      : optimizer_(optimizer),
+        elements_(elements),
+        param_(elements * optimizer.param_element_bytes()),
+        state_(optimizer.state_bytes(elements)),
+        gradient_(elements * 2) {
+    for (std::int64_t i = 0; i < elements; ++i) {
+      gradient_.as<std::uint16_t>()[i] =
+          bf16_from_float(1e-3F * static_cast<float>(1 + (i * 7919) % 1021) / 1021.0F);
+    }
+  }
+
+  void update(std::int64_t rounds) {
+    TileSegment segment{
+        .elements = elements_,
+        .gradient = gradient_.as<std::uint16_t>(),
+        .gradient_dtype = Dtype::kBf16,
+        .scalars = {.lr = 1e-4, .beta2 = 0.999, .weight_decay = 0.1, .update_count = 10}};
+    UpdateStats stats;
+    for (std::int64_t round = 0; round < rounds; ++round) {
+      ++segment.scalars.update_count;
+      optimizer_.update_blocks({.param = param_.as<std::byte>(),
+                                .state = state_.as<std::byte>(),
+                                .tile_elements = elements_,
+                                .segments = {&segment, 1}},
+                               {.begin = 0, .end = 1},
+                               {&stats, 1});
+    }
+  }
+
+ private:
+  const Optimizer& optimizer_;
+  std::int64_t elements_;
+  Pages param_, state_, gradient_;
+};
+
 // Cases by name; those that the filter leaves out cost no memory.
 class Cases {
  public:
@@ -277,6 +324,7 @@ class Cases {
     stream.bytes_per_parameter = 28;
     stream.run = [this] { stream_.run(); };
     add_formats();
+    add_in_cache();
     add_instruction_sets();
     add_subnormals();
     add_small_tensors();
@@ -349,6 +397,30 @@ class Cases {
               };
             });
       }
+    }
+  }
+
+  // Arithmetic alone: each thread updates a tile that its nearest caches hold, again and again.
+  void add_in_cache() {
+    constexpr std::int64_t kTile = 8192;
+    for (const Optimizer& optimizer : optimizers()) {
+      add(fmt::format("in cache: adamw {}, {} param, bf16 gradient",
+                      optimizer.state,
+                      dtype_name(optimizer.param_dtype)),
+          settings_.elements(),
+          bytes_of(optimizer, Dtype::kBf16),
+          [&]() -> std::function<void()> {
+            const auto tiles = std::make_shared<std::vector<CachedTile>>();
+            for (int thread = 0; thread < threads_.count(); ++thread) {
+              tiles->emplace_back(optimizer, kTile);
+            }
+            const std::int64_t rounds = settings_.elements() / (kTile * threads_.count());
+            return [this, tiles, rounds] {
+              threads_.parallel_for(threads_.count(), [&](std::int64_t thread) {
+                (*tiles)[static_cast<std::size_t>(thread)].update(rounds);
+              });
+            };
+          });
     }
   }
 

@@ -392,20 +392,24 @@ bool is_decay_rate(double beta) {
 
 }  // namespace
 
-AdamWConstants adamw_constants(const AdamWScalars& scalars) {
+BiasCorrections bias_corrections(const AdamWScalars& scalars) {
   HEADRACE_ASSERT(scalars.update_count >= 1, "updates are counted from 1");
   HEADRACE_ASSERT(is_decay_rate(scalars.beta1) && is_decay_rate(scalars.beta2),
                   "betas lie in [0, 1)");
-  const double correction1 = 1.0 - power(scalars.beta1, scalars.update_count);
-  const double correction2 = 1.0 - power(scalars.beta2, scalars.update_count);
+  return {.first = 1.0 - power(scalars.beta1, scalars.update_count),
+          .second = 1.0 - power(scalars.beta2, scalars.update_count)};
+}
+
+AdamWConstants adamw_constants(const AdamWScalars& scalars) {
+  const BiasCorrections corrections = bias_corrections(scalars);
   return {.scale = static_cast<float>(scalars.clip_scale),
           .beta1 = static_cast<float>(scalars.beta1),
           .one_minus_beta1 = static_cast<float>(1.0 - scalars.beta1),
           .beta2 = static_cast<float>(scalars.beta2),
           .one_minus_beta2 = static_cast<float>(1.0 - scalars.beta2),
           .decay = static_cast<float>(1.0 - scalars.lr * scalars.weight_decay),
-          .step = static_cast<float>(scalars.lr / correction1),
-          .sqrt_correction2 = static_cast<float>(std::sqrt(correction2)),
+          .step = static_cast<float>(scalars.lr / corrections.first),
+          .sqrt_correction2 = static_cast<float>(std::sqrt(corrections.second)),
           .eps = static_cast<float>(scalars.eps)};
 }
 

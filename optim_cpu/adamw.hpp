@@ -42,7 +42,15 @@ struct AdamWConstants {
   float eps = 0.0F;
 };
 
-// Aborts unless update_count >= 1 and both betas are in [0, 1).
+// 1 - beta1^t and 1 - beta2^t. Aborts unless update_count >= 1 and both betas are in [0, 1).
+struct BiasCorrections {
+  double first = 1.0;
+  double second = 1.0;
+};
+
+[[nodiscard]] BiasCorrections bias_corrections(const AdamWScalars& scalars);
+
+// Aborts as bias_corrections() does.
 [[nodiscard]] AdamWConstants adamw_constants(const AdamWScalars& scalars);
 
 // Buffers of `elements` each, updated in place, in one of the planar formats (update.hpp): weights

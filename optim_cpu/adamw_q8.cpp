@@ -1,8 +1,9 @@
-// AdamW's kernel for state "q8" in every instruction set. See q8.hpp for the format.
+// AdamW's kernel for state "q8" in every instruction set. See q8.hpp for the format, adamw_q8.hpp
+// for the arithmetic.
 //
-// A chunk of groups takes three passes: new moments and the largest of each group; new weights;
-// with all scales known, the codes. So the long chains, from a moment through a square root and a
-// division to a weight, and through the group's scale to a code, are walked for many groups at
+// A chunk of blocks takes two passes: new moments and the largest of each group; with all scales
+// known, new weights and all codes. So the long chains, from a moment through a square root and a
+// division to a weight, and through the group's scale to a code, are walked for many blocks at
 // once. In between moments lie in the nearest cache.
 //
 // Vectors of 16-bit lanes are read as pairs: the even elements are the lower halves of 32-bit
@@ -11,6 +12,7 @@
 
 #include "optim_cpu/adamw_q8.hpp"
 
+#include <cmath>
 #include <cstring>
 
 #include "core/assert.hpp"
@@ -26,12 +28,15 @@
 
 namespace headrace::optim {
 
-// A chunk between its passes.
+inline constexpr std::int64_t kQ8ScalesPerBlock = 4;  // m's, v's of the first group, of the second
+
+// A chunk between its passes. Scales and what is made of them are in their plane's order.
 struct Q8Chunk {
   alignas(64) float m[kQ8ChunkElements];     // even elements of a vector pair, then odd ones
   alignas(64) float root[kQ8ChunkElements];  // sqrt(v), likewise
-  alignas(64) std::uint16_t random[kQ8ChunkElements];
-  alignas(64) float scales[4 * kQ8ChunkGroups];  // m's, v's, then both again
+  alignas(64) float decode[kQ8ScalesPerBlock * kQ8ChunkBlocks];  // factors of old codes
+  alignas(64) float largest[kQ8ScalesPerBlock * kQ8ChunkBlocks] = {};
+  alignas(64) float encode[kQ8ScalesPerBlock * kQ8ChunkBlocks];  // of new ones
 };
 
 struct Q8Result {
@@ -58,12 +63,25 @@ namespace headrace::optim::HWY_NAMESPACE {
 #if HWY_TARGET == HWY_SCALAR
 
 // A vector of one element has no pairs: the plain loop is the kernel.
-Q8Result q8_kernel(const Q8Span& span, const AdamWConstants& constants, RoundingKey /*key*/) {
+Q8Result q8_kernel(const Q8Span& span, const Q8Constants& constants, RoundingKey /*key*/) {
   const UpdateStats stats = adamw_q8_reference(span, constants);
   return {.sum_squares = stats.sum_squares, .finite = stats.non_finite_count == 0};
 }
 
 #else
+
+struct Q8Vectors {
+  explicit HWY_INLINE Q8Vectors(const Q8Constants& c)
+      : m_gradient(set(c.m_gradient)),
+        v_gradient(set(c.v_gradient)),
+        eps(set(c.eps)),
+        step(set(c.step)),
+        decay(set(c.decay)) {}
+
+  static HWY_INLINE FloatVector set(float value) { return hn::Set(FloatTag(), value); }
+
+  FloatVector m_gradient, v_gradient, eps, step, decay;
+};
 
 struct Q8Sums {
   ChangeSums changes;  // of a chunk
@@ -72,7 +90,7 @@ struct Q8Sums {
 
 static_assert(static_cast<std::size_t>(kPairsPerGroup) == kVectorsPerGroup);
 
-// Elements from `count` of a group on do not exist.
+// Elements from `count` of a block on do not exist.
 struct Q8Padded {
   std::int64_t count;
 
@@ -86,44 +104,66 @@ struct Q8Padded {
         hn::Lt(hn::BitCast(numbers, index), hn::Set(numbers, static_cast<std::int32_t>(count))));
   }
 
-  HWY_INLINE auto existing(std::int64_t at, unsigned parity) const {
-    return [*this, at, parity](FloatVector values) {
-      return hn::IfThenElseZero(exists(at, parity), values);
+  HWY_INLINE EvenOdd<FloatVector> existing(std::int64_t at, EvenOdd<FloatVector> values) const {
+    return {hn::IfThenElseZero(exists(at, 0), values.even),
+            hn::IfThenElseZero(exists(at, 1), values.odd)};
+  }
+
+  // All bits of the words' lower bytes that belong to elements, at those elements, and of the
+  // upper ones.
+  HWY_INLINE PairVector mask(std::int64_t at) const {
+    const SignedPairTag numbers;
+    const auto lanes = hn::Iota(numbers, static_cast<std::int16_t>(at));
+    const auto exists = [&](std::int64_t first) {
+      const auto end = hn::Set(numbers, static_cast<std::int16_t>(count - first));
+      return hn::BitCast(PairTag(), hn::VecFromMask(numbers, hn::Lt(lanes, end)));
     };
+    return merge_upper_bytes({exists(0), exists(kQ8GroupElements)});
+  }
+
+  // Words `at` of a record.
+  HWY_INLINE void store(PairVector words, std::int64_t at, std::uint8_t* record) const {
+    const PairVector kept = mask(at);
+    store_words(hn::OrAnd(hn::AndNot(kept, load_words(record + 2 * at)), words, kept),
+                record + 2 * at);
   }
 };
 
 struct Q8Full {
-  HWY_INLINE AllExisting existing(std::int64_t /*at*/, unsigned /*parity*/) const { return {}; }
-};
+  HWY_INLINE EvenOdd<FloatVector> existing(std::int64_t /*at*/, EvenOdd<FloatVector> values) const {
+    return values;
+  }
 
-// Where a group's values are.
-template <class Gradient>
-struct Q8GroupView {
-  std::uint16_t* HWY_RESTRICT high;
-  std::uint8_t* HWY_RESTRICT record;
-  float* HWY_RESTRICT decoded;  // or null
-  const Gradient* HWY_RESTRICT gradient;
-
-  HWY_INLINE float scale(std::size_t offset) const {
-    float value = 0.0F;
-    std::memcpy(&value, record + offset, sizeof(value));
-    return value;
+  HWY_INLINE void store(PairVector words, std::int64_t at, std::uint8_t* record) const {
+    store_words(words, record + 2 * at);
   }
 };
 
-inline constexpr std::size_t kMScaleAt = offsetof(Q8Record, m_scale);
-inline constexpr std::size_t kVScaleAt = offsetof(Q8Record, v_scale);
-inline constexpr std::size_t kMAt = offsetof(Q8Record, m);
-inline constexpr std::size_t kVAt = offsetof(Q8Record, v);
-inline constexpr std::size_t kCorrectionAt = offsetof(Q8Record, correction);
+// Where a block's values are, and its place in the chunk.
+template <class Gradient>
+struct Q8BlockView {
+  std::uint16_t* HWY_RESTRICT high;
+  std::uint8_t* HWY_RESTRICT m;
+  std::uint8_t* HWY_RESTRICT v;
+  std::uint8_t* HWY_RESTRICT correction;
+  float* HWY_RESTRICT decoded;  // or null
+  const Gradient* HWY_RESTRICT gradient;
+  std::int64_t index;
+};
 
-// The largest lane of each: {of a, of b, of a, of b}.
-HWY_INLINE void store_largest(FloatVector a, FloatVector b, float* target) {
+// Of four vectors, the largest lane of each.
+struct FourLargest {
+  FloatVector values[kQ8ScalesPerBlock];
+};
+
+HWY_INLINE void store_largest(const FourLargest& all, float* target) {
   const FloatTag floats;
-  const FloatVector pairs =
-      hn::Max(hn::InterleaveLower(floats, a, b), hn::InterleaveUpper(floats, a, b));
-  const FloatVector blocks = hn::Max(pairs, hn::Shuffle1032(pairs));
+  const auto fold = [floats](FloatVector a, FloatVector b) {
+    return hn::Max(hn::InterleaveLower(floats, a, b), hn::InterleaveUpper(floats, a, b));
+  };
+  // In each 128 bits: the first and the third, the second and the fourth, then all in order.
+  const FloatVector blocks =
+      fold(fold(all.values[0], all.values[2]), fold(all.values[1], all.values[3]));
 #if HWY_TARGET == HWY_AVX3
   const hn::Half<FloatTag> half;
   const auto folded = hn::Max(hn::LowerHalf(half, blocks), hn::UpperHalf(half, blocks));
@@ -138,185 +178,295 @@ HWY_INLINE void store_largest(FloatVector a, FloatVector b, float* target) {
 #endif
 }
 
-// The first pass, of group `group` of the chunk.
-template <class Gradient, class Group>
-HWY_INLINE void q8_update_moments(const AdamWVectors& c,
-                                  Group existence,
-                                  const Q8GroupView<Gradient>& view,
-                                  std::int64_t group,
-                                  Q8Chunk& chunk) {
+HWY_INLINE FloatVector larger_magnitude(FloatVector largest, FloatVector values) {
+#if HWY_TARGET == HWY_AVX3
+  constexpr int kLargerMagnitude = 0x0b;  // without its sign
+  return FloatVector{_mm512_range_ps(largest.raw, values.raw, kLargerMagnitude)};
+#else
+  return hn::Max(largest, hn::Abs(values));
+#endif
+}
+
+// New moments; `m` and `root` come in decoded, by the group's factors.
+HWY_INLINE void q8_update_moments(const Q8Vectors& c,
+                                  FloatVector gradient,
+                                  FloatVector& m,
+                                  FloatVector& root) {
+  m = hn::Add(m, hn::Mul(c.m_gradient, gradient));
+  const FloatVector h = hn::Mul(c.v_gradient, gradient);
+  root = hn::Sqrt(hn::Add(hn::Mul(root, root), hn::Mul(h, h)));
+}
+
+HWY_INLINE FloatVector q8_change(const Q8Vectors& c, FloatVector m, FloatVector root) {
+  return hn::Div(hn::Mul(c.step, m), hn::Add(root, c.eps));
+}
+
+// The first pass.
+template <class Gradient, class Block>
+HWY_INLINE void q8_moments(const Q8Vectors& c,
+                           Block existence,
+                           const Q8BlockView<Gradient>& view,
+                           Q8Chunk& chunk) {
   const FloatTag floats;
-  const FloatVector m_scale = hn::Set(floats, view.scale(kMScaleAt));
-  const FloatVector v_factor = hn::Set(floats, view.scale(kVScaleAt) * kQ8InverseVCodes);
-  FloatVector m_largest = hn::Zero(floats);
-  FloatVector v_largest = hn::Zero(floats);
+  const float* const factors = chunk.decode + kQ8ScalesPerBlock * view.index;
+  FourLargest largest;
+  for (FloatVector& value : largest.values) {
+    value = hn::Zero(floats);
+  }
 #pragma GCC unroll 8
   for (std::int64_t k = 0; k < kPairsPerGroup; ++k) {
-    const std::int64_t at = k * kPairLanes;
-    EvenOdd<FloatVector> m = decode_m(view.record + kMAt + at, m_scale);
-    EvenOdd<FloatVector> v = decode_v(view.record + kVAt + at, v_factor);
-    const EvenOdd<FloatVector> gradient = load_gradients(view.gradient + at);
-    const auto existing_even = existence.existing(at, 0);
-    const auto existing_odd = existence.existing(at, 1);
-    const FloatVector even = existing_even(update_moments(c, gradient.even, m.even, v.even));
-    const FloatVector odd = existing_odd(update_moments(c, gradient.odd, m.odd, v.odd));
-    m = {existing_even(m.even), existing_odd(m.odd)};
-    float* const m_target = chunk.m + group * kQ8GroupElements + at;
-    float* const root_target = chunk.root + group * kQ8GroupElements + at;
-    hn::Store(m.even, floats, m_target);
-    hn::Store(m.odd, floats, m_target + kFloatLanes);
-    hn::Store(even, floats, root_target);
-    hn::Store(odd, floats, root_target + kFloatLanes);
-    m_largest = hn::Max(m_largest, hn::Max(hn::Abs(m.even), hn::Abs(m.odd)));
-    v_largest = hn::Max(v_largest, hn::Max(even, odd));
+    const GroupWords m_codes = upper_bytes(load_words(view.m + 2 * k * kPairLanes));
+    const GroupWords v_codes = numbers_of_bytes(load_words(view.v + 2 * k * kPairLanes));
+#pragma GCC unroll 2
+    for (std::int64_t group = 0; group < 2; ++group) {
+      const std::int64_t at = group * kQ8GroupElements + k * kPairLanes;
+      EvenOdd<FloatVector> m = decode_m(group == 0 ? m_codes.first : m_codes.second,
+                                        hn::Set(floats, factors[2 * group]));
+      EvenOdd<FloatVector> root = decode_root(group == 0 ? v_codes.first : v_codes.second,
+                                              hn::Set(floats, factors[2 * group + 1]));
+      const EvenOdd<FloatVector> gradient = load_gradients(view.gradient + at);
+      q8_update_moments(c, gradient.even, m.even, root.even);
+      q8_update_moments(c, gradient.odd, m.odd, root.odd);
+      m = existence.existing(at, m);
+      root = existence.existing(at, root);
+      float* const m_target = chunk.m + view.index * kQ8BlockElements + at;
+      float* const root_target = chunk.root + view.index * kQ8BlockElements + at;
+      hn::Store(m.even, floats, m_target);
+      hn::Store(m.odd, floats, m_target + kFloatLanes);
+      hn::Store(root.even, floats, root_target);
+      hn::Store(root.odd, floats, root_target + kFloatLanes);
+      FloatVector& m_largest = largest.values[2 * group];
+      FloatVector& root_largest = largest.values[2 * group + 1];
+      m_largest = larger_magnitude(larger_magnitude(m_largest, m.even), m.odd);
+      root_largest = hn::Max(root_largest, hn::Max(root.even, root.odd));
+    }
   }
-  store_largest(m_largest, v_largest, chunk.scales + 4 * group);
+  store_largest(largest, chunk.largest + kQ8ScalesPerBlock * view.index);
 }
 
-// The second pass.
-template <class Gradient, class Group>
-HWY_INLINE void q8_update_weights(const AdamWVectors& c,
-                                  Group existence,
-                                  const Q8GroupView<Gradient>& view,
-                                  std::int64_t group,
-                                  RoundingVectors<PairTag>& rounding,
-                                  Q8Chunk& chunk,
-                                  Q8Sums& sums) {
+// Words whose upper byte is a group's part of the records.
+struct Q8Words {
+  PairVector m, v, correction;
+};
+
+// The second pass, of elements `at` of a block: new weights; returns what is for the records.
+template <class Gradient, class Block>
+HWY_INLINE Q8Words q8_weights(const Q8Vectors& c,
+                              Block existence,
+                              const Q8BlockView<Gradient>& view,
+                              std::int64_t at,
+                              PairVector corrections,
+                              RoundingVectors<PairTag>& rounding,
+                              const Q8Chunk& chunk,
+                              Q8Sums& sums) {
   const FloatTag floats;
-#pragma GCC unroll 8
-  for (std::int64_t k = 0; k < kPairsPerGroup; ++k) {
-    const std::int64_t at = k * kPairLanes;
-    const float* const m = chunk.m + group * kQ8GroupElements + at;
-    const float* const root = chunk.root + group * kQ8GroupElements + at;
-    const FloatVector even =
-        existence.existing(at, 0)(change(c, hn::Load(floats, m), hn::Load(floats, root)));
-    const FloatVector odd = existence.existing(
-        at, 1)(change(c, hn::Load(floats, m + kFloatLanes), hn::Load(floats, root + kFloatLanes)));
-    const EvenOdd<FloatVector> old =
-        decode_weights(view.high + at, view.record + kCorrectionAt + at);
-    const EvenOdd<FloatVector> p = {change_weight(c, old.even, even),
-                                    change_weight(c, old.odd, odd)};
-    PairVector first;
-    PairVector second;
-    rounding.next(first, second);
-    hn::Store(first, PairTag(), chunk.random + group * kQ8GroupElements + at);
-    encode_weights(p,
-                   hn::ShiftRight<8>(second),
-                   view.high + at,
-                   view.record + kCorrectionAt + at,
-                   view.decoded == nullptr ? nullptr : view.decoded + at);
-    sums.changes.sums[k] =
-        hn::Add(sums.changes.sums[k], hn::Add(hn::Mul(even, even), hn::Mul(odd, odd)));
-    add_badness(sums.badness,
-                hn::Add(existence.existing(at, 0)(p.even), existence.existing(at, 1)(p.odd)));
-  }
-}
-
-// The third pass, of group `group` of the chunk.
-HWY_INLINE void q8_encode_group(const Q8Chunk& chunk,
-                                std::int64_t group,
-                                std::uint8_t* HWY_RESTRICT record) {
-  const FloatTag floats;
-  const float m_scale = chunk.scales[4 * group];
-  const float v_scale = chunk.scales[4 * group + 1];
-  static_assert(kMScaleAt == 0 && kVScaleAt == sizeof(float));
-  std::memcpy(record, chunk.scales + 4 * group, 2 * sizeof(float));
-  const FloatVector m_divisor = hn::Set(floats, m_scale > 0.0F ? m_scale : 1.0F);
-  const FloatVector v_factor = hn::Set(floats, v_scale > 0.0F ? kQ8VSteps / v_scale : 0.0F);
-#pragma GCC unroll 8
-  for (std::int64_t k = 0; k < kPairsPerGroup; ++k) {
-    const std::int64_t at = k * kPairLanes;
-    const std::int64_t in_chunk = group * kQ8GroupElements + at;
-    const PairVector random = hn::Load(PairTag(), chunk.random + in_chunk);
-    const PairVector m =
-        whole_steps(m_steps(hn::Load(floats, chunk.m + in_chunk), m_divisor),
-                    m_steps(hn::Load(floats, chunk.m + in_chunk + kFloatLanes), m_divisor));
-    const PairVector v =
-        whole_steps(v_steps(hn::Load(floats, chunk.root + in_chunk), v_factor),
-                    v_steps(hn::Load(floats, chunk.root + in_chunk + kFloatLanes), v_factor));
-    store_bytes(hn::ShiftRight<8>(hn::Add(m, hn::ShiftRight<8>(random))), record + kMAt + at);
-    const PairVector v_random =
-        hn::And(random, hn::Set(PairTag(), static_cast<std::uint16_t>(0xffU)));
-    store_bytes(hn::ShiftRight<8>(hn::Add(v, v_random)), record + kVAt + at);
-  }
-}
-
-template <class Gradient>
-HWY_INLINE Q8GroupView<Gradient> group_of(const Q8Span& span, std::int64_t group) {
-  const std::int64_t at = group * kQ8GroupElements;
-  return {.high = span.high + at,
-          .record = reinterpret_cast<std::uint8_t*>(span.records) +
-                    static_cast<std::size_t>(group) * sizeof(Q8Record),
-          .decoded = span.decoded == nullptr ? nullptr : span.decoded + at,
-          .gradient = static_cast<const Gradient*>(span.gradient) + at};
-}
-
-// The last `count` elements, fewer than a group, by way of padded copies. What the padding decodes
-// to stays in the copies.
-template <class Gradient>
-HWY_INLINE void q8_tail(const AdamWVectors& c,
-                        const Q8GroupView<Gradient>& view,
-                        std::int64_t count,
-                        RoundingVectors<PairTag>& rounding,
-                        Q8Chunk& chunk,
-                        Q8Sums& sums) {
-  const auto elements = static_cast<std::size_t>(count);
-  alignas(64) std::uint16_t high[kQ8GroupElements] = {};
-  alignas(64) Gradient gradient[kQ8GroupElements] = {};
-  alignas(64) float decoded[kQ8GroupElements];
-  alignas(64) std::uint8_t record[sizeof(Q8Record)];
-  std::memcpy(high, view.high, elements * sizeof(std::uint16_t));
-  std::memcpy(gradient, view.gradient, elements * sizeof(Gradient));
-  std::memcpy(record, view.record, sizeof(Q8Record));
-  const Q8GroupView<Gradient> padded{high, record, decoded, gradient};
-  q8_update_moments(c, Q8Padded{count}, padded, 0, chunk);
-  q8_update_weights(c, Q8Padded{count}, padded, 0, rounding, chunk, sums);
-  q8_encode_group(chunk, 0, record);
-  std::memcpy(view.high, high, elements * sizeof(std::uint16_t));
+  const std::int64_t group = at / kQ8GroupElements;
+  const auto k = static_cast<std::size_t>(at % kQ8GroupElements / kPairLanes);
+  const float* const m_source = chunk.m + view.index * kQ8BlockElements + at;
+  const float* const root_source = chunk.root + view.index * kQ8BlockElements + at;
+  const float* const factors = chunk.encode + kQ8ScalesPerBlock * view.index + 2 * group;
+  const EvenOdd<FloatVector> m = {hn::Load(floats, m_source),
+                                  hn::Load(floats, m_source + kFloatLanes)};
+  const EvenOdd<FloatVector> root = {hn::Load(floats, root_source),
+                                     hn::Load(floats, root_source + kFloatLanes)};
+  const EvenOdd<FloatVector> u =
+      existence.existing(at, {q8_change(c, m.even, root.even), q8_change(c, m.odd, root.odd)});
+  const EvenOdd<FloatVector> old =
+      decode_weights(hn::LoadU(PairTag(), view.high + at), corrections);
+  const EvenOdd<FloatVector> p = {hn::Sub(hn::Mul(c.decay, old.even), u.even),
+                                  hn::Sub(hn::Mul(c.decay, old.odd), u.odd)};
+  PairVector first;
+  PairVector second;
+  rounding.next(first, second);
+  const EvenOdd<BitsVector> rounded = round_weights(p, second);
+  hn::StoreU(pairs_of_upper(rounded), PairTag(), view.high + at);
   if (view.decoded != nullptr) {
-    std::memcpy(view.decoded, decoded, elements * sizeof(float));
+    store_decoded(rounded, view.decoded + at);
   }
-  std::memcpy(view.record, record, kMAt);
-  for (const std::size_t plane : {kMAt, kVAt, kCorrectionAt}) {
-    std::memcpy(view.record + plane, record + plane, elements);
+  sums.changes.sums[k] =
+      hn::Add(sums.changes.sums[k], hn::Add(hn::Mul(u.even, u.even), hn::Mul(u.odd, u.odd)));
+  const EvenOdd<FloatVector> seen = existence.existing(at, p);
+  sums.badness = hn::MulAdd(hn::Add(seen.even, seen.odd), hn::Zero(floats), sums.badness);
+  return {.m = encode_m(m, hn::Set(floats, factors[0]), first),
+          .v = encode_root(root, hn::Set(floats, factors[1]), second),
+          .correction = pairs_of_lower(rounded)};
+}
+
+template <class Gradient, class Block>
+HWY_INLINE void q8_weights_of_block(const Q8Vectors& c,
+                                    Block existence,
+                                    const Q8BlockView<Gradient>& view,
+                                    RoundingVectors<PairTag>& rounding,
+                                    const Q8Chunk& chunk,
+                                    Q8Sums& sums) {
+  GroupWords old[kPairsPerGroup];
+  Q8Words words[2][kPairsPerGroup];
+#pragma GCC unroll 8
+  for (std::int64_t k = 0; k < kPairsPerGroup; ++k) {
+    old[k] = upper_bytes(load_words(view.correction + 2 * k * kPairLanes));
+  }
+#pragma GCC unroll 2
+  for (std::int64_t group = 0; group < 2; ++group) {
+#pragma GCC unroll 8
+    for (std::int64_t k = 0; k < kPairsPerGroup; ++k) {
+      const std::int64_t at = group * kQ8GroupElements + k * kPairLanes;
+      const PairVector corrections = group == 0 ? old[k].first : old[k].second;
+      words[group][k] = q8_weights(c, existence, view, at, corrections, rounding, chunk, sums);
+    }
+  }
+#pragma GCC unroll 8
+  for (std::int64_t k = 0; k < kPairsPerGroup; ++k) {
+    const std::int64_t at = k * kPairLanes;
+    const Q8Words& first = words[0][k];
+    const Q8Words& second = words[1][k];
+    existence.store(merge_upper_bytes({first.m, second.m}), at, view.m);
+    existence.store(merge_upper_bytes({first.v, second.v}), at, view.v);
+    existence.store(merge_corrections(first.correction, second.correction), at, view.correction);
+  }
+}
+
+// 128 bits: the scales of a block.
+using ScalesTag = hn::CappedTag<float, static_cast<std::size_t>(kQ8ScalesPerBlock)>;
+
+// Of `blocks` blocks of a chunk.
+HWY_INLINE void q8_decode_scales(const Q8Constants& constants,
+                                 const std::byte* scales,
+                                 std::int64_t blocks,
+                                 Q8Chunk& chunk) {
+  const ScalesTag tag;
+  const float factors[kQ8ScalesPerBlock] = {
+      constants.m_keep, constants.v_keep, constants.m_keep, constants.v_keep};
+  const auto keep = hn::LoadU(tag, factors);
+  for (std::int64_t i = 0; i < kQ8ScalesPerBlock * blocks; i += kQ8ScalesPerBlock) {
+    const auto values = hn::LoadU(tag, reinterpret_cast<const float*>(scales) + i);
+    hn::Store(hn::Mul(values, keep), tag, chunk.decode + i);
+  }
+}
+
+HWY_INLINE void q8_encode_scales(std::int64_t blocks, Q8Chunk& chunk) {
+  const FloatTag floats;
+  alignas(64) float steps[kGroupElements];
+  for (std::int64_t i = 0; i < kGroupElements; ++i) {
+    steps[i] = i % 2 == 0 ? kQ8MSteps : kQ8VCodeMax;
+  }
+  for (std::int64_t i = 0; i < kQ8ScalesPerBlock * blocks; i += kFloatLanes) {
+    const FloatVector scales = hn::Load(floats, chunk.largest + i);
+    const FloatVector factors = hn::Div(hn::Load(floats, steps + i % kGroupElements), scales);
+    hn::Store(hn::IfThenElseZero(hn::Ge(scales, hn::Set(floats, kQ8ScaleMin)), factors),
+              floats,
+              chunk.encode + i);
   }
 }
 
 template <class Gradient>
-HWY_INLINE Q8Result q8_typed(const Q8Span& span, const AdamWConstants& constants, RoundingKey key) {
-  const AdamWVectors c(constants);
+HWY_INLINE Q8BlockView<Gradient> block_of(const Q8Span& span,
+                                          std::int64_t block,
+                                          std::int64_t index) {
+  const std::int64_t at = block * kQ8BlockElements;
+  return {.high = span.high + at,
+          .m = span.planes.m + at,
+          .v = span.planes.v + at,
+          .correction = span.planes.correction + at,
+          .decoded = span.decoded == nullptr ? nullptr : span.decoded + at,
+          .gradient = static_cast<const Gradient*>(span.gradient) + at,
+          .index = index};
+}
+
+// The last elements, fewer than a block, in padded copies: but for the records, which are whole.
+template <class Gradient>
+struct Q8Tail {
+  alignas(64) std::uint16_t high[kQ8BlockElements] = {};
+  alignas(64) Gradient gradient[kQ8BlockElements] = {};
+  alignas(64) float decoded[kQ8BlockElements];
+  std::int64_t count;
+  Q8BlockView<Gradient> target;
+
+  HWY_INLINE Q8Tail(const Q8BlockView<Gradient>& view, std::int64_t elements)
+      : count(elements), target(view) {
+    std::memcpy(high, view.high, static_cast<std::size_t>(count) * sizeof(std::uint16_t));
+    std::memcpy(gradient, view.gradient, static_cast<std::size_t>(count) * sizeof(Gradient));
+  }
+
+  HWY_INLINE Q8BlockView<Gradient> view() {
+    Q8BlockView<Gradient> padded = target;
+    padded.high = high;
+    padded.gradient = gradient;
+    padded.decoded = target.decoded == nullptr ? nullptr : decoded;
+    return padded;
+  }
+
+  HWY_INLINE void copy_back() const {
+    std::memcpy(target.high, high, static_cast<std::size_t>(count) * sizeof(std::uint16_t));
+    if (target.decoded != nullptr) {
+      std::memcpy(target.decoded, decoded, static_cast<std::size_t>(count) * sizeof(float));
+    }
+  }
+};
+
+// `blocks` whole ones from block `begin` of the span, and after them a tail, if there is one.
+template <class Gradient>
+HWY_INLINE void q8_chunk(const Q8Vectors& c,
+                         const Q8Constants& constants,
+                         const Q8Span& span,
+                         std::int64_t begin,
+                         std::int64_t blocks,
+                         Q8Tail<Gradient>* tail,
+                         RoundingVectors<PairTag>& rounding,
+                         Q8Chunk& chunk,
+                         Q8Sums& sums) {
+  const Q8Planes planes = span.planes.from_block(begin);
+  const std::int64_t all = blocks + (tail != nullptr ? 1 : 0);
+  q8_decode_scales(constants, planes.scales, all, chunk);
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    q8_moments(c, Q8Full{}, block_of<Gradient>(span, begin + i, i), chunk);
+  }
+  std::size_t groups = 2 * static_cast<std::size_t>(all);
+  if (tail != nullptr) {
+    q8_moments(c, Q8Padded{tail->count}, tail->view(), chunk);
+    groups -= tail->count <= kQ8GroupElements ? 1 : 0;
+  }
+  std::memcpy(planes.scales, chunk.largest, groups * sizeof(Q8Scales));
+  q8_encode_scales(all, chunk);
+  for (std::int64_t i = 0; i < blocks; ++i) {
+    q8_weights_of_block(c, Q8Full{}, block_of<Gradient>(span, begin + i, i), rounding, chunk, sums);
+  }
+  if (tail != nullptr) {
+    q8_weights_of_block(c, Q8Padded{tail->count}, tail->view(), rounding, chunk, sums);
+    tail->copy_back();
+  }
+}
+
+template <class Gradient>
+HWY_INLINE Q8Result q8_typed(const Q8Span& span, const Q8Constants& constants, RoundingKey key) {
+  const Q8Vectors c(constants);
   RoundingVectors<PairTag> rounding(key, span.tensor_begin);
   Q8Chunk chunk;
   SquareLanes lanes = {};
   Q8Sums sums;
   sums.badness = hn::Zero(FloatTag());
-  const std::int64_t groups = span.elements / kQ8GroupElements;
-  const std::int64_t rest = span.elements % kQ8GroupElements;
-  for (std::int64_t begin = 0; begin < groups; begin += kQ8ChunkGroups) {
-    const std::int64_t count = HWY_MIN(groups - begin, kQ8ChunkGroups);
+  const std::int64_t blocks = span.elements / kQ8BlockElements;
+  const std::int64_t rest = span.elements % kQ8BlockElements;
+  std::int64_t begin = 0;
+  for (; begin + kQ8ChunkBlocks <= blocks; begin += kQ8ChunkBlocks) {
     clear(sums.changes);
-    for (std::int64_t i = 0; i < count; ++i) {
-      q8_update_moments(c, Q8Full{}, group_of<Gradient>(span, begin + i), i, chunk);
-    }
-    for (std::int64_t i = 0; i < count; ++i) {
-      const auto view = group_of<Gradient>(span, begin + i);
-      q8_update_weights(c, Q8Full{}, view, i, rounding, chunk, sums);
-    }
-    for (std::int64_t i = 0; i < count; ++i) {
-      q8_encode_group(chunk, i, group_of<Gradient>(span, begin + i).record);
-    }
+    q8_chunk<Gradient>(c, constants, span, begin, kQ8ChunkBlocks, nullptr, rounding, chunk, sums);
     add_to(sums.changes, lanes);
   }
-  if (rest > 0) {
+  if (begin * kQ8BlockElements < span.elements) {
     clear(sums.changes);
-    q8_tail(c, group_of<Gradient>(span, groups), rest, rounding, chunk, sums);
+    if (rest > 0) {
+      Q8Tail<Gradient> tail(block_of<Gradient>(span, blocks, blocks - begin), rest);
+      q8_chunk(c, constants, span, begin, blocks - begin, &tail, rounding, chunk, sums);
+    } else {
+      q8_chunk<Gradient>(c, constants, span, begin, blocks - begin, nullptr, rounding, chunk, sums);
+    }
     add_to(sums.changes, lanes);
   }
   return {.sum_squares = combine_lanes(lanes), .finite = is_zero(sums.badness)};
 }
 
 // All elements share the rounding key.
-Q8Result q8_kernel(const Q8Span& span, const AdamWConstants& constants, RoundingKey key) {
+Q8Result q8_kernel(const Q8Span& span, const Q8Constants& constants, RoundingKey key) {
   if (span.gradient_dtype == Dtype::kBf16) {
     return q8_typed<std::uint16_t>(span, constants, key);
   }
@@ -339,10 +489,9 @@ namespace {
 
 Q8Span part_of(const Q8Span& span, std::int64_t begin, std::int64_t elements) {
   const auto gradient_bytes = static_cast<std::size_t>(begin) * dtype_bytes(span.gradient_dtype);
-  const auto record_bytes = static_cast<std::size_t>(begin / kQ8GroupElements) * sizeof(Q8Record);
   Q8Span part = span;
   part.high += begin;
-  part.records += record_bytes;
+  part.planes = span.planes.from_block(begin / kQ8BlockElements);
   part.decoded = span.decoded == nullptr ? nullptr : span.decoded + begin;
   part.gradient = static_cast<const std::byte*>(span.gradient) + gradient_bytes;
   part.elements = elements;
@@ -352,9 +501,30 @@ Q8Span part_of(const Q8Span& span, std::int64_t begin, std::int64_t elements) {
 
 }  // namespace
 
-UpdateStats adamw_q8_update(const Q8Span& span, const AdamWConstants& constants) {
+Q8Constants q8_constants(const AdamWScalars& scalars) {
+  const BiasCorrections corrections = bias_corrections(scalars);
+  const double root2 = std::sqrt(corrections.second);
+  return {.m_gradient = static_cast<float>(scalars.clip_scale * (1.0 - scalars.beta1)),
+          .m_keep = static_cast<float>(scalars.beta1 / static_cast<double>(kQ8MCodeMax)),
+          .v_gradient = static_cast<float>(scalars.clip_scale * std::sqrt(1.0 - scalars.beta2)),
+          .v_keep = static_cast<float>(std::sqrt(scalars.beta2) / static_cast<double>(kQ8VCodeMax)),
+          .eps = static_cast<float>(scalars.eps * root2),
+          .step = static_cast<float>(scalars.lr * root2 / corrections.first),
+          .decay = static_cast<float>(1.0 - scalars.lr * scalars.weight_decay)};
+}
+
+Q8Planes q8_planes(std::byte* state, std::int64_t tile_elements) {
+  auto* bytes = reinterpret_cast<std::uint8_t*>(state);
+  const std::int64_t plane_bytes = q8_blocks(tile_elements) * kQ8BlockElements;
+  return {.m = bytes,
+          .v = bytes + plane_bytes,
+          .correction = bytes + 2 * plane_bytes,
+          .scales = state + 3 * plane_bytes};
+}
+
+UpdateStats adamw_q8_update(const Q8Span& span, const Q8Constants& constants) {
   HEADRACE_ASSERT(span.elements >= 0, "a span has a length");
-  HEADRACE_ASSERT(span.tensor_begin % kQ8GroupElements == 0, "a span starts with a group");
+  HEADRACE_ASSERT(span.tensor_begin % kQ8BlockElements == 0, "a span starts with a block");
   HEADRACE_ASSERT(span.gradient_dtype == Dtype::kF32 || span.gradient_dtype == Dtype::kBf16,
                   "gradients are fp32 or bf16");
   UpdateStats stats;
@@ -381,24 +551,29 @@ Q8Span q8_span(const TileUpdate& tile, const TileSegment& segment, ElementRange 
   const std::int64_t at = segment.offset_elements + range.begin;
   const auto gradient_bytes =
       static_cast<std::size_t>(range.begin) * dtype_bytes(segment.gradient_dtype);
-  return {
-      .high = reinterpret_cast<std::uint16_t*>(tile.param) + at,
-      .records = tile.state + static_cast<std::size_t>(at / kQ8GroupElements) * sizeof(Q8Record),
-      .decoded = tile.decoded == nullptr ? nullptr : tile.decoded + at,
-      .gradient = static_cast<const std::byte*>(segment.gradient) + gradient_bytes,
-      .gradient_dtype = segment.gradient_dtype,
-      .elements = range.elements,
-      .origin = segment.origin(),
-      .tensor_begin = segment.tensor_begin + range.begin};
+  return {.high = reinterpret_cast<std::uint16_t*>(tile.param) + at,
+          .planes = q8_planes(tile.state, tile.tile_elements).from_block(at / kQ8BlockElements),
+          .decoded = tile.decoded == nullptr ? nullptr : tile.decoded + at,
+          .gradient = static_cast<const std::byte*>(segment.gradient) + gradient_bytes,
+          .gradient_dtype = segment.gradient_dtype,
+          .elements = range.elements,
+          .origin = segment.origin(),
+          .tensor_begin = segment.tensor_begin + range.begin};
 }
 
 void adamw_q8_update_blocks(const TileUpdate& tile,
                             BlockRange range,
                             std::span<UpdateStats> stats) {
+  const TileSegment* prepared = nullptr;  // whose constants these are
+  Q8Constants constants;
   for_each_block(tile.segments, range, [&](const SegmentBlock& block) {
+    if (prepared == nullptr || !(prepared->scalars == block.segment->scalars)) {
+      constants = q8_constants(block.segment->scalars);
+    }
+    prepared = block.segment;
     const ElementRange elements{.begin = block.begin, .elements = block.elements};
-    stats[static_cast<std::size_t>(block.index - range.begin)] = adamw_q8_update(
-        q8_span(tile, *block.segment, elements), adamw_constants(block.segment->scalars));
+    stats[static_cast<std::size_t>(block.index - range.begin)] =
+        adamw_q8_update(q8_span(tile, *block.segment, elements), constants);
   });
 }
 

@@ -1,5 +1,21 @@
-// AdamW over the state format "q8" (q8.hpp), in one pass over memory. The order of operations is
-// AdamW's (adamw.hpp), between decoding and encoding.
+// AdamW over the state format "q8" (q8.hpp), in one pass over memory.
+//
+// The arithmetic is AdamW's (adamw.hpp) with its constants folded into one another and into the
+// scales of the codes, since at 12.5 bytes a parameter it is arithmetic, not memory, that takes the
+// time. Every line is one IEEE float operation per element, never fused; upper-case names are
+// constants, computed in double and rounded to float once; M_FACTOR and V_FACTOR are of the group:
+//   m  = (M * M_FACTOR) + (M_GRADIENT * gradient)      M_GRADIENT = SCALE * (1 - beta1),
+//        M_FACTOR = scale of m * M_KEEP                M_KEEP = beta1 / 29.5
+//   h  = V_GRADIENT * gradient                         V_GRADIENT = SCALE * sqrt(1 - beta2)
+//   s  = code of v * V_FACTOR                          V_FACTOR = scale of v * V_KEEP,
+//   v  = (s * s) + (h * h)                             V_KEEP = sqrt(beta2) / 255
+//   d  = sqrt(v) + EPS                                 EPS = eps * sqrt(1 - beta2^t)
+//   u  = (STEP * m) / d                                STEP = lr * sqrt(1 - beta2^t) / (1 -
+//   beta1^t) p  = (DECAY * p) - u                               DECAY = 1 - lr * weight_decay
+// An update by it differs from one in AdamW's own order by units in the last place.
+//
+// Random bits of an element (rounding.hpp): 18 for m (q8_m_bits), the upper byte of `second` for v,
+// its lower one for the weight.
 //
 // Threads: free functions, no state. Failure: none; programmers' errors abort.
 #pragma once
@@ -15,26 +31,55 @@
 
 namespace headrace::optim {
 
-// Elements in place; element 0 is the first of a group. Pointers are aligned to their element, no
-// more, `records` not at all. Buffers do not overlap.
+// The constants above, for one group of parameters and one step.
+struct Q8Constants {
+  float m_gradient = 0.0F;
+  float m_keep = 0.0F;
+  float v_gradient = 0.0F;
+  float v_keep = 0.0F;
+  float eps = 0.0F;
+  float step = 0.0F;
+  float decay = 1.0F;
+};
+
+// Aborts unless update_count >= 1 and both betas are in [0, 1).
+[[nodiscard]] Q8Constants q8_constants(const AdamWScalars& scalars);
+
+// The planes of a state extent, from the record of some block on. Not aligned.
+struct Q8Planes {
+  std::uint8_t* m = nullptr;
+  std::uint8_t* v = nullptr;
+  std::uint8_t* correction = nullptr;
+  std::byte* scales = nullptr;  // Q8Scales of each group
+
+  [[nodiscard]] Q8Planes from_block(std::int64_t block) const {
+    const std::int64_t bytes = block * kQ8BlockElements;
+    return {m + bytes, v + bytes, correction + bytes, scales + block * kQ8ScaleBytes};
+  }
+};
+
+[[nodiscard]] Q8Planes q8_planes(std::byte* state, std::int64_t tile_elements);
+
+// Elements in place; element 0 is the first of a block. Pointers are aligned to their element, no
+// more. Buffers do not overlap. Of a last block that has fewer elements, bytes of those beyond the
+// end keep their value, and so do the scales of a group that has none.
 struct Q8Span {
   std::uint16_t* high = nullptr;
-  std::byte* records = nullptr;  // q8_records(elements) of them; in the last one, bytes of elements
-                                 // beyond the end are left alone
-  float* decoded = nullptr;      // the new weights as floats, or null
+  Q8Planes planes = {};      // q8_blocks(elements) records each
+  float* decoded = nullptr;  // the new weights as floats, or null
   const void* gradient = nullptr;
   Dtype gradient_dtype = Dtype::kF32;  // kF32 or kBf16
   std::int64_t elements = 0;           // >= 0
   RoundingOrigin origin = {};
-  std::int64_t tensor_begin = 0;  // of element 0, from its tensor's start: a multiple of a group
+  std::int64_t tensor_begin = 0;  // of element 0, from its tensor's start: a multiple of a block
 };
 
 // One fused pass on the calling thread. stats.sum_squares is that of u: 16 lanes, lane j of
 // elements 2 j and 2 j + 1 of each group, in float over 32 groups, then in double; it is meant to
 // be read, not compared with the other formats' sums.
-UpdateStats adamw_q8_update(const Q8Span& span, const AdamWConstants& constants);
+UpdateStats adamw_q8_update(const Q8Span& span, const Q8Constants& constants);
 
-// Where a range of a segment lies in a tile. The range begins with a group.
+// Where a range of a segment lies in a tile. The range begins with a block.
 [[nodiscard]] Q8Span q8_span(const TileUpdate& tile,
                              const TileSegment& segment,
                              ElementRange range);
@@ -42,8 +87,8 @@ UpdateStats adamw_q8_update(const Q8Span& span, const AdamWConstants& constants)
 // The entry of the table in optimizers.hpp.
 void adamw_q8_update_blocks(const TileUpdate& tile, BlockRange range, std::span<UpdateStats> stats);
 
-// Groups that go through the kernel's passes together: so many that the nearest cache holds them.
-inline constexpr std::int64_t kQ8ChunkGroups = 32;
-inline constexpr std::int64_t kQ8ChunkElements = kQ8ChunkGroups * kQ8GroupElements;
+// Blocks that go through the kernel's passes together: so many that the nearest cache holds them.
+inline constexpr std::int64_t kQ8ChunkBlocks = 16;
+inline constexpr std::int64_t kQ8ChunkElements = kQ8ChunkBlocks * kQ8BlockElements;
 
 }  // namespace headrace::optim

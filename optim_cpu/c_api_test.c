@@ -117,7 +117,7 @@ static void wrong_arguments_are_said(headrace_optim_context* context) {
   tensor.elements = 0; /* nothing to do is not an error */
   EXPECT(headrace_adamw_update(context, &settings, &tensor, NULL) == HEADRACE_OK);
   EXPECT(headrace_optim_state_bytes(HEADRACE_STATE_Q8, HEADRACE_F32, 32) == 0);
-  EXPECT(headrace_optim_state_bytes(HEADRACE_STATE_Q8, HEADRACE_BF16, 33) == 208);
+  EXPECT(headrace_optim_state_bytes(HEADRACE_STATE_Q8, HEADRACE_BF16, 65) == 416);
   EXPECT(headrace_optim_state_bytes(HEADRACE_STATE_FP32, HEADRACE_BF16, 2) == 20);
   EXPECT(headrace_optim_state_bytes(HEADRACE_STATE_FP32, HEADRACE_F32, -1) == 0);
 }

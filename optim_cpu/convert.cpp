@@ -10,6 +10,7 @@
 #include "core/assert.hpp"
 #include "core/dtype.hpp"
 #include "optim_cpu/adamw.hpp"
+#include "optim_cpu/adamw_q8.hpp"
 #include "optim_cpu/q8.hpp"
 #include "optim_cpu/weights.hpp"
 
@@ -17,11 +18,8 @@ namespace headrace::optim {
 
 namespace {
 
-// As bytes: 128 of 256.
-constexpr std::uint8_t kNearestByte = 128;
-
 bool is_q8(const Optimizer& format) {
-  return format.group_elements == kQ8GroupElements;
+  return format.group_elements == kQ8BlockElements;
 }
 
 AdamWSpan planar_span(const Optimizer& format,
@@ -68,46 +66,47 @@ void write_planes(const AdamWSpan& span, const StateValues& values) {
 
 // A group's place in a tile.
 struct Q8Place {
-  std::uint16_t* high;
-  std::byte* record;
+  std::uint16_t* high = nullptr;
+  Q8Planes planes = {};
+  std::byte* scales = nullptr;
+  std::int64_t element = 0;  // the group's first, in the tile
+
+  [[nodiscard]] std::int64_t byte(std::size_t i) const {
+    return q8_byte(element + static_cast<std::int64_t>(i));
+  }
 };
 
-Q8Place q8_place(const TileMemory& tile, std::int64_t element) {
-  return {.high = reinterpret_cast<std::uint16_t*>(tile.param) + element,
-          .record =
-              tile.state + static_cast<std::size_t>(element / kQ8GroupElements) * sizeof(Q8Record)};
-}
-
 void read_group(const Q8Place& place, const StateValues& values) {
-  Q8Record record;
-  std::memcpy(&record, place.record, sizeof(record));
   for (std::size_t i = 0; i < values.param.size(); ++i) {
-    values.param[i] =
-        join_weight(ShortSplitWeight{.high = place.high[i], .correction = record.correction[i]});
+    values.param[i] = join_weight(ShortSplitWeight{
+        .high = place.high[i], .correction = place.planes.correction[place.byte(i)]});
   }
+  Q8Scales scales;
+  std::memcpy(&scales, place.scales, sizeof(scales));
   for (std::size_t i = 0; i < values.m.size(); ++i) {
-    values.m[i] = q8_decode_m(record.m[i], record.m_scale);
-    values.v[i] = q8_decode_v(record.v[i], record.v_scale);
+    values.m[i] = q8_decode_m(place.planes.m[place.byte(i)], scales.m / kQ8MCodeMax);
+    const float root = q8_decode_root(place.planes.v[place.byte(i)], scales.root / kQ8VCodeMax);
+    values.v[i] = root * root;
   }
 }
 
 void write_group(const Q8Place& place, const StateValues& values) {
-  Q8Record record;
-  std::memcpy(&record, place.record, sizeof(record));
-  record.m_scale = 0.0F;
-  record.v_scale = 0.0F;
+  Q8Scales scales;
   for (std::size_t i = 0; i < values.param.size(); ++i) {
-    record.m_scale = std::max(record.m_scale, std::fabs(values.m[i]));
-    record.v_scale = std::max(record.v_scale, std::sqrt(values.v[i]));
+    scales.m = std::max(scales.m, std::fabs(values.m[i]));
+    scales.root = std::max(scales.root, std::sqrt(values.v[i]));
   }
+  std::memcpy(place.scales, &scales, sizeof(scales));
+  const float m_factor = q8_encode_factor(scales.m, kQ8MSteps);
+  const float root_factor = q8_encode_factor(scales.root, kQ8VCodeMax);
   for (std::size_t i = 0; i < values.param.size(); ++i) {
-    const ShortSplitWeight weight = split_weight_short(values.param[i], kNearestByte);
+    const ShortSplitWeight weight = split_weight_short(values.param[i], kQ8ByteHalf);
+    const std::int64_t byte = place.byte(i);
     place.high[i] = weight.high;
-    record.correction[i] = weight.correction;
-    record.m[i] = q8_encode_m(values.m[i], record.m_scale, kNearestByte);
-    record.v[i] = q8_encode_root(std::sqrt(values.v[i]), record.v_scale, kNearestByte);
+    place.planes.correction[byte] = weight.correction;
+    place.planes.m[byte] = q8_encode_m(values.m[i], m_factor, kQ8MHalf);
+    place.planes.v[byte] = q8_encode_root(std::sqrt(values.v[i]), root_factor, kQ8ByteHalf);
   }
-  std::memcpy(place.record, &record, sizeof(record));
 }
 
 // Calls visit(place, part of values) for each group.
@@ -120,9 +119,16 @@ void for_each_group(const TileMemory& tile,
     return all.empty() ? all : all.subspan(at, count);
   };
   constexpr auto kGroup = static_cast<std::size_t>(kQ8GroupElements);
+  const Q8Planes planes = q8_planes(tile.state, tile.tile_elements);
   for (std::size_t at = 0; at < values.param.size(); at += kGroup) {
     const std::size_t count = std::min(kGroup, values.param.size() - at);
-    visit(q8_place(tile, begin + static_cast<std::int64_t>(at)),
+    const std::int64_t element = begin + static_cast<std::int64_t>(at);
+    const auto scale_bytes =
+        static_cast<std::size_t>(element / kQ8GroupElements) * sizeof(Q8Scales);
+    visit(Q8Place{.high = reinterpret_cast<std::uint16_t*>(tile.param) + element,
+                  .planes = planes,
+                  .scales = planes.scales + scale_bytes,
+                  .element = element},
           StateValues{.param = part(values.param, at, count),
                       .m = part(values.m, at, count),
                       .v = part(values.v, at, count)});

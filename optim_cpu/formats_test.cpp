@@ -160,19 +160,66 @@ TEST(Rounding, Bf16IsExactInTheMeanOverAllBits) {
   EXPECT_EQ(float_from_bf16(bf16_stochastic(kInfinity, 0xffff)), kInfinity);
 }
 
+float decoded_m(std::uint8_t code, float scale) {
+  return q8_decode_m(code, scale / kQ8MCodeMax);
+}
+
+float decoded_root(std::uint8_t code, float scale) {
+  return q8_decode_root(code, scale / kQ8VCodeMax);
+}
+
+std::uint8_t encoded_m(float m, float scale, std::uint32_t bits) {
+  return q8_encode_m(m, q8_encode_factor(scale, kQ8MSteps), bits);
+}
+
+std::uint8_t encoded_root(float root, float scale, std::uint8_t bits) {
+  return q8_encode_root(root, q8_encode_factor(scale, kQ8VCodeMax), bits);
+}
+
 TEST(Q8, EveryCodeDecodesToItself) {
-  for (const float scale : {1.0F, 3e-5F, 7e8F}) {
-    for (int code = -127; code <= 127; ++code) {
-      const float m = q8_decode_m(static_cast<std::uint8_t>(code), scale);
-      EXPECT_EQ(static_cast<std::int8_t>(q8_encode_m(m, scale, 128)), code);
+  for (const float scale : {1.0F, 3e-5F, 7e8F, kQ8ScaleMin}) {
+    for (int number = 0; number <= 255; ++number) {
+      const auto code = static_cast<std::uint8_t>(number);
+      if (code != 0x80) {  // zero has one sign
+        EXPECT_EQ(encoded_m(decoded_m(code, scale), scale, kQ8MHalf), code);
+      }
+      EXPECT_EQ(encoded_root(decoded_root(code, scale), scale, kQ8ByteHalf), code);
     }
-    EXPECT_EQ(q8_decode_m(127, scale), scale);
-    for (int code = 0; code <= 255; ++code) {
-      const float v = q8_decode_v(static_cast<std::uint8_t>(code), scale);
-      EXPECT_EQ(q8_encode_root(std::sqrt(v), scale, 128), code);
+    for (const std::uint8_t code : {std::uint8_t{127}, std::uint8_t{255}}) {
+      EXPECT_NEAR(std::fabs(decoded_m(code, scale)), scale, 0x1p-22F * scale);
     }
-    EXPECT_NEAR(q8_decode_v(255, scale), scale * scale, 1e-6F * scale * scale);
+    EXPECT_NEAR(decoded_root(255, scale), scale, 0x1p-22F * scale);
   }
+}
+
+// However far m or its scale lies from a power of two: no rounding takes it beyond its code.
+TEST(Q8, TheLargestOfAGroupKeepsItsValue) {
+  std::mt19937_64 random(test_seed());
+  for (int i = 0; i < 200'000; ++i) {
+    const auto scale = std::bit_cast<float>(static_cast<std::uint32_t>(
+        std::bit_cast<std::uint32_t>(kQ8ScaleMin) + random() % (0x7f000000U - (7U << 23U))));
+    ASSERT_EQ(encoded_m(scale, scale, kQ8MHalf), 127);
+    ASSERT_GE(encoded_m(scale, scale, 0), 126);
+    ASSERT_EQ(encoded_m(scale, scale, (1U << kQ8MFraction) - 1), 127);
+    ASSERT_EQ(encoded_m(-scale, scale, (1U << kQ8MFraction) - 1), 255);
+    ASSERT_EQ(encoded_root(scale, scale, 0), 255);
+    ASSERT_EQ(encoded_root(scale, scale, 255), 255);
+  }
+}
+
+TEST(Q8, GroupsWhoseScaleIsTooSmallAreZero) {
+  for (const float scale : {0.0F, 0x1p-121F, 0x1p-126F}) {
+    for (const float m : {0.0F, scale, -scale}) {
+      EXPECT_EQ(encoded_m(m, scale, (1U << kQ8MFraction) - 1) & 0x7f, 0);
+    }
+    EXPECT_EQ(encoded_root(0.0F, scale, 255), 0);
+  }
+}
+
+// A step of the code at x in units of the scale: pieces double their step where 29.5 x + 2 is a
+// power of two, so it is at most (29.5 x + 2) / 32 of 29.5, and at least half of that.
+double m_step(double x) {
+  return (x + 2 / 29.5) / 32;
 }
 
 TEST(Q8, ErrorsOfOneEncodingAreBounded) {
@@ -181,31 +228,65 @@ TEST(Q8, ErrorsOfOneEncodingAreBounded) {
   for (int i = 0; i < 100'000; ++i) {
     const float scale = std::ldexp(1.0F + uniform(random), static_cast<int>(random() % 40) - 30);
     const float x = std::pow(uniform(random), 4.0F);  // mostly small
-    const auto bits = static_cast<std::uint8_t>(random());
+    const auto bits = static_cast<std::uint32_t>(random());
     const float m = (random() % 2 == 0 ? x : -x) * scale;
-    const float m_back = q8_decode_m(q8_encode_m(m, scale, bits), scale);
-    // A step at x is (1 + x)^2 / 254 wide, and its ends are rounded to bf16.
-    EXPECT_LE(std::fabs(m_back - m), scale * ((1 + x) * (1 + x) / 254 * 1.02F + x / 256));
-    EXPECT_LE(std::fabs(m_back), scale);
+    const float m_back = decoded_m(encoded_m(m, scale, bits >> (32U - kQ8MFraction)), scale);
+    EXPECT_LE(std::fabs(m_back - m), scale * m_step(x) * (1 + 1e-5));
+    EXPECT_LE(std::fabs(m_back), scale * (1 + 1e-6F));
     const float root = x * scale;
-    const std::uint8_t code = q8_encode_root(root, scale, bits);
+    const auto byte = static_cast<std::uint8_t>(bits);
+    const std::uint8_t code = encoded_root(root, scale, byte);
     EXPECT_GE(code, root > 0 ? 1 : 0);
-    const float root_back = std::sqrt(q8_decode_v(code, scale));
+    const float root_back = decoded_root(code, scale);
     EXPECT_LE(std::fabs(root_back - root), scale / 255 * 1.01F);
     EXPECT_GE(root_back, root * 0.5F) << "an update by it is less than twice the exact one";
   }
 }
 
-TEST(Q8, EncodingIsExactInTheMeanOfTheCode) {
+// Of m the value, of v the root of the value.
+TEST(Q8, EncodingIsExactInTheMean) {
   for (const float x : {0.001F, 0.0123F, 0.3F, 0.77F, 1.0F}) {
     double m_sum = 0;
+    for (std::uint32_t bits = 0; bits < 1U << kQ8MFraction; ++bits) {
+      m_sum += decoded_m(encoded_m(-x, 1.0F, bits), 1.0F);
+    }
+    // 2^-18 of a step, and what y's own last place is.
+    EXPECT_NEAR(m_sum / (1U << kQ8MFraction), -x, 1e-6 * (x + 0.1));
     double v_sum = 0;
     for (int bits = 0; bits < 256; ++bits) {
-      m_sum += static_cast<std::int8_t>(q8_encode_m(-x, 1.0F, static_cast<std::uint8_t>(bits)));
-      v_sum += q8_encode_root(x, 1.0F, static_cast<std::uint8_t>(bits));
+      v_sum += encoded_root(x, 1.0F, static_cast<std::uint8_t>(bits));
     }
-    EXPECT_NEAR(m_sum / 256, -254.0 * x / (1.0 + x), 1.0 / 256);
     EXPECT_NEAR(v_sum / 256, std::max(1.0, 255.0 * x), 1.0 / 256);
+  }
+}
+
+// Every byte of a record belongs to one element of its block, the two groups' in turn.
+TEST(Q8, BytesOfARecordAreInTurnOfItsGroups) {
+  for (std::int64_t i = 0; i < 256; ++i) {
+    const std::int64_t byte = q8_byte(i);
+    EXPECT_EQ(byte / kQ8BlockElements, i / kQ8BlockElements);
+    EXPECT_EQ(byte % 2, i % 64 / 32);
+    EXPECT_EQ(byte % 64 / 2, i % 32);
+  }
+}
+
+// Each is even over a block's elements: a mean of 18 bits within five deviations.
+TEST(Q8, BitsThatRoundMomentsAreEven) {
+  std::mt19937_64 random(test_seed());
+  for (int round = 0; round < 4; ++round) {
+    const RoundingKey key = rounding_key({.seed = random(), .update = round, .tensor = 3}, 0);
+    std::vector<int> count(256);
+    double mean = 0;
+    for (std::int64_t i = 0; i < kRoundingBlockElements; ++i) {
+      const std::uint32_t bits = q8_m_bits(key, i);
+      ASSERT_LT(bits, 1U << kQ8MFraction);
+      ++count[bits >> (kQ8MFraction - 8)];
+      mean += bits / static_cast<double>(kRoundingBlockElements);
+    }
+    EXPECT_NEAR(mean / (1U << kQ8MFraction), 0.5, 5 * std::sqrt(1.0 / 12 / 65536));
+    // 256 of each on average, with the deviation of a Poisson number at most.
+    EXPECT_NEAR(*std::max_element(count.begin(), count.end()), 256, 6 * 16);
+    EXPECT_NEAR(*std::min_element(count.begin(), count.end()), 256, 6 * 16);
   }
 }
 
@@ -243,8 +324,8 @@ TEST(Q8, LinearCodesAreWorse) {
   const std::uint64_t seed = test_seed();
   const double companded =
       direction_error(seed, [](float m, float m_scale, float root, float root_scale) {
-        return std::pair(q8_decode_m(q8_encode_m(m, m_scale, 128), m_scale),
-                         std::sqrt(q8_decode_v(q8_encode_root(root, root_scale, 128), root_scale)));
+        return std::pair(decoded_m(encoded_m(m, m_scale, kQ8MHalf), m_scale),
+                         decoded_root(encoded_root(root, root_scale, kQ8ByteHalf), root_scale));
       });
   const double linear =
       direction_error(seed, [](float m, float m_scale, float root, float root_scale) {
@@ -253,7 +334,15 @@ TEST(Q8, LinearCodesAreWorse) {
         return std::pair(std::round(127.0F * m / m_scale) / 127.0F * m_scale,
                          std::sqrt(v_code / 255.0F) * root_scale);
       });
-  std::cout << "error of the direction: companded " << companded << ", linear " << linear << "\n";
+  const double softsign =
+      direction_error(seed, [](float m, float m_scale, float root, float root_scale) {
+        const float code = std::round(254.0F * m / (m_scale + std::fabs(m)));
+        return std::pair(code / (254.0F - std::fabs(code)) * m_scale,
+                         decoded_root(encoded_root(root, root_scale, kQ8ByteHalf), root_scale));
+      });
+  std::cout << "error of the direction: companded " << companded << ", by softsign " << softsign
+            << ", linear " << linear << "\n";
+  EXPECT_LT(companded, softsign);
   EXPECT_LT(companded, 0.06);
   EXPECT_GT(linear, 3 * companded);
 }

@@ -32,6 +32,8 @@ struct StatePlane {
 struct Optimizer {
   std::string_view name;   // "adamw"
   std::string_view state;  // "fp32", "bf16" or "q8": run.toml's optim.state
+  // Names the byte map in what is kept on a drive: a map that takes another's place has a new name.
+  std::string_view layout;
   std::span<const StatePlane> planes;
   Dtype param_dtype =
       Dtype::kF32;  // of the param extent; for "q8" kBf16 whatever the device computes

@@ -1,101 +1,118 @@
-// The state format "q8": 8 bits for each moment and for the weight's second part, in records of 32
-// elements. Byte map of a record (a group; element i of the group in 0..31):
-//   [0, 4)        scale of m, float: the largest |m| of the group
-//   [4, 8)        scale of v, float: the largest sqrt(v) of the group
-//   [8 + i]       code of m, signed, -127..127
-//   [40 + i]      code of v, unsigned, 0..255
-//   [72 + i]      correction of the weight, signed (weights.hpp)
-// The state of a tile of N elements is ceil(N / 32) records; element i of the tile is in record
-// i / 32. Tensors start at multiples of 64, so no group holds elements of two. Zero bytes are zero
-// moments and weights that are exactly their bf16 part. Scales are whole floats, since a scale of
-// fewer bits would not follow v down at beta2 = 0.999 (by 0.05 % a step).
+// The state format "q8": 8 bits for each moment and for the weight's second part. Of a tile of N
+// elements it has four planes of records, one for each block of 64 elements, b = ceil(N / 64):
+//   [0, 64 b)           codes of m: a sign (0x80), then 2 bits of exponent e, 5 of mantissa k
+//   [64 b, 128 b)       codes of v, unsigned, 0..255
+//   [128 b, 192 b)      corrections of the weights, signed (weights.hpp)
+//   [192 b, 208 b)      scales, float: for each half of a block, a group of 32 elements, the
+//                       largest |m| and the largest sqrt(v)
+// In a record of bytes, element i of a block is at 2 * (i % 32) + i / 32: seen as 16-bit words,
+// word j holds element j in its lower byte and element 32 + j in its upper one, so a kernel gets
+// two vectors of elements by shifts alone. Tensors start at multiples of 64, so no block holds
+// elements of two. Zero bytes are zero moments and weights that are exactly their bf16 part. Scales
+// are whole floats, since a scale of fewer bits would not follow v down at beta2 = 0.999 (by 0.05 %
+// a step).
 //
-// Moments are companded: m by softsign, so that small codes are fine steps (1/253 of the scale at
-// first, 1/64 at the end), v by its square root. Decoding:
-//   m = M(|code|) * scale, with the code's sign;  M(c) = bf16(c / (254 - c))
-//   v = s * s;  s = code * (scale * (1 / 255))
-// Encoding, with one byte of random bits `r` for each (rounding.hpp), so that what is too small for
-// a step still moves the code as often as it must: a code is floor(x + r / 256) of
-//   x = 254 * m / (scale + |m|)            m
-//   x = max(1, s * (255 / scale))          v, s = sqrt(v); v = 0 has code 0
-// x is in units of 1/256, rounded to nearest even. The largest element of a group keeps its value
-// exactly. An element of v other than 0 decodes to no less than a quarter of what was encoded (code
-// 1 for 2 - 1/256): an update by it is less than twice the exact one.
+// Moments are companded: m by a logarithm made of four straight pieces, the bits of a float, so
+// that small codes are fine steps (1/472 of the scale at first, 1/59 at the end); v by its square
+// root. Decoding:
+//   m = M * (scale / 29.5), with the code's sign unless M is 0;  M = 2^(e + 1) * (1 + k / 32) - 2
+//   v = s * s;  s = code * (scale / 255)
+// Encoding, with random bits, so that what is too small for a step still moves the code as often as
+// it must:
+//   y = (|m| * (29.5 / scale)) + 2, the code is bits 18..24 of y's bits + r, r of 18 bits: the
+//       expected value of what is decoded is m;
+//   x = max(1, s * (255 / scale)), s = sqrt(v), the code is floor(x + r / 256), r of 8 bits, of x
+//       rounded to units of 1/256; v = 0 has code 0.
+// Scales below 2^-120 count as 0: such a group's codes are 0. The largest element of a group keeps
+// its value. An element of v other than 0 decodes to no less than a quarter of what was encoded
+// (code 1 for 2 - 1/256): an update by it is less than twice the exact one.
 //
 // Threads: any. Failure: none; a group with a NaN or an infinity has unspecified codes.
 #pragma once
 
-#include <array>
 #include <bit>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
 
-#include "core/dtype.hpp"
-#include "optim_cpu/weights.hpp"
+#include "optim_cpu/rounding.hpp"
 
 namespace headrace::optim {
 
 inline constexpr std::int64_t kQ8GroupElements = 32;
+inline constexpr std::int64_t kQ8BlockElements = 2 * kQ8GroupElements;
 
-struct Q8Record {
-  float m_scale = 0.0F;
-  float v_scale = 0.0F;
-  std::array<std::uint8_t, kQ8GroupElements> m = {};
-  std::array<std::uint8_t, kQ8GroupElements> v = {};
-  std::array<std::uint8_t, kQ8GroupElements> correction = {};
+// Of a group: the largest of it.
+struct Q8Scales {
+  float m = 0.0F;     // |m|
+  float root = 0.0F;  // sqrt(v)
 };
 
-static_assert(sizeof(Q8Record) == 104 && alignof(Q8Record) == 4);
-static_assert(offsetof(Q8Record, m) == 8 && offsetof(Q8Record, v) == 40 &&
-              offsetof(Q8Record, correction) == 72);
+inline constexpr std::int64_t kQ8ScaleBytes = 2 * sizeof(Q8Scales);  // of a block
 
-[[nodiscard]] constexpr std::int64_t q8_records(std::int64_t elements) {
-  return elements / kQ8GroupElements + (elements % kQ8GroupElements != 0 ? 1 : 0);
+static_assert(sizeof(Q8Scales) == 8);
+
+[[nodiscard]] constexpr std::int64_t q8_blocks(std::int64_t elements) {
+  return elements / kQ8BlockElements + (elements % kQ8BlockElements != 0 ? 1 : 0);
 }
 
-// M(0) .. M(127), the upper halves of floats.
-inline constexpr std::array<std::uint16_t, 128> kQ8Magnitudes = [] {
-  std::array<std::uint16_t, 128> magnitudes = {};
-  for (std::size_t c = 0; c < magnitudes.size(); ++c) {
-    magnitudes[c] = bf16_from_float(static_cast<float>(c) / static_cast<float>(254 - c));
-  }
-  return magnitudes;
-}();
-
-inline constexpr float kQ8InverseVCodes = 1.0F / 255.0F;
-inline constexpr float kQ8MSteps = 254.0F * 256.0F;  // of x of m, units of 1/256
-inline constexpr float kQ8VSteps = 255.0F * 256.0F;
-
-[[nodiscard]] inline float q8_decode_m(std::uint8_t code, float scale) {
-  const bool negative = (code & 0x80U) != 0;
-  const std::uint8_t number = negative ? static_cast<std::uint8_t>(0x100U - code) : code;
-  const float magnitude = float_from_bf16(kQ8Magnitudes[number % kQ8Magnitudes.size()]);
-  return (negative ? -magnitude : magnitude) * scale;
+// Where an element's byte is in a plane of bytes.
+[[nodiscard]] constexpr std::int64_t q8_byte(std::int64_t element) {
+  const std::int64_t in_block = element % kQ8BlockElements;
+  return element - in_block + 2 * (in_block % kQ8GroupElements) + in_block / kQ8GroupElements;
 }
 
-[[nodiscard]] inline float q8_decode_v(std::uint8_t code, float scale) {
-  const float root = static_cast<float>(code) * (scale * kQ8InverseVCodes);
-  return root * root;
+inline constexpr float kQ8MCodeMax = 29.5F;  // M of code 127
+inline constexpr float kQ8VCodeMax = 255.0F;
+inline constexpr float kQ8ScaleMin = 0x1p-120F;
+
+// Less than 29.5 by so much that no rounding takes y of the largest element above code 127.
+inline constexpr float kQ8MSteps = kQ8MCodeMax * (1.0F - 0x1p-22F);
+inline constexpr unsigned kQ8MFraction = 18;  // bits of y below the code
+
+// What a code is multiplied with is scale / kQ8MCodeMax, or for an optimizer another multiple.
+[[nodiscard]] inline float q8_decode_m(std::uint8_t code, float factor) {
+  const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(2.0F) +
+                                  (static_cast<std::uint32_t>(code & 0x7fU) << kQ8MFraction);
+  const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80U) << 24U;
+  const auto biased = std::bit_cast<float>(magnitude | sign);
+  return (biased - std::copysign(2.0F, biased)) * factor;
 }
 
-// To nearest even, |value| < 2^22, by the rounding of an addition: the same in every instruction
-// set.
-[[nodiscard]] inline std::int32_t q8_nearest(float value) {
-  constexpr float kShift = 0x1.8p23F;
-  return std::bit_cast<std::int32_t>(value + kShift) - std::bit_cast<std::int32_t>(kShift);
+// sqrt(v); the factor is scale / kQ8VCodeMax.
+[[nodiscard]] inline float q8_decode_root(std::uint8_t code, float factor) {
+  return static_cast<float>(code) * factor;
 }
 
-[[nodiscard]] inline std::uint8_t q8_encode_m(float m, float scale, std::uint8_t bits) {
-  const float sum = (scale > 0.0F ? scale : 1.0F) + std::fabs(m);
-  return static_cast<std::uint8_t>((q8_nearest((m / sum) * kQ8MSteps) + bits) >> 8);
+[[nodiscard]] inline float q8_encode_factor(float scale, float steps) {
+  return scale >= kQ8ScaleMin ? steps / scale : 0.0F;
 }
 
-// `root` is sqrt(v).
-[[nodiscard]] inline std::uint8_t q8_encode_root(float root, float scale, std::uint8_t bits) {
-  const float steps = root * (scale > 0.0F ? kQ8VSteps / scale : 0.0F);
-  const float kept = root > 0.0F ? std::fmax(steps, 256.0F) : 0.0F;
-  return static_cast<std::uint8_t>((q8_nearest(kept) + bits) >> 8);
+// `factor` is q8_encode_factor(scale, kQ8MSteps), `bits` are 18.
+[[nodiscard]] inline std::uint8_t q8_encode_m(float m, float factor, std::uint32_t bits) {
+  const auto y = std::bit_cast<std::uint32_t>((m * factor) + std::copysign(2.0F, m)) + bits;
+  return static_cast<std::uint8_t>(((y >> kQ8MFraction) & 0x7fU) | ((y >> 24U) & 0x80U));
 }
+
+// `root` is sqrt(v), `factor` is q8_encode_factor(scale, kQ8VCodeMax). The addition rounds to units
+// of 1/256, to nearest even: the same in every instruction set.
+[[nodiscard]] inline std::uint8_t q8_encode_root(float root, float factor, std::uint8_t bits) {
+  const float steps = root > 0.0F ? std::fmax(root * factor, 1.0F) : 0.0F;
+  const auto fixed = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(steps + 0x1p15F));
+  return static_cast<std::uint8_t>((fixed + bits) >> 8U);
+}
+
+// Two neighbours of an even and an odd index have a word of 32 random bits for their m: the even
+// one's in the lower half. Each takes 18 of them, its own 16 among them.
+[[nodiscard]] constexpr std::uint32_t q8_m_bits(RoundingKey key, std::int64_t element) {
+  const std::int64_t even = element - element % 2;
+  const std::uint32_t word =
+      (std::uint32_t{rounding_bits(key, even + 1).first} << 16U) | rounding_bits(key, even).first;
+  return element % 2 != 0 ? word >> (32U - kQ8MFraction) : word & ((1U << kQ8MFraction) - 1);
+}
+
+// What rounds to nearest: for conversions.
+inline constexpr std::uint32_t kQ8MHalf = 1U << (kQ8MFraction - 1);
+inline constexpr std::uint8_t kQ8ByteHalf = 128;
 
 }  // namespace headrace::optim

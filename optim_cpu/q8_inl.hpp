@@ -25,7 +25,6 @@ namespace headrace::optim::HWY_NAMESPACE {
 
 using PairTag = hn::Repartition<std::uint16_t, FloatTag>;  // two elements in each float's lane
 using SignedPairTag = hn::RebindToSigned<PairTag>;
-using ByteTag = hn::Rebind<std::uint8_t, PairTag>;  // as many bytes as PairTag has lanes
 using PairVector = hn::Vec<PairTag>;
 using BitsVector = hn::Vec<BitsTag>;
 
@@ -65,12 +64,12 @@ HWY_INLINE EvenOdd<FloatVector> as_floats(const EvenOdd<BitsVector>& bits) {
   return {hn::BitCast(FloatTag(), bits.even), hn::BitCast(FloatTag(), bits.odd)};
 }
 
-HWY_INLINE PairVector load_bytes(const std::uint8_t* bytes) {
-  return hn::PromoteTo(PairTag(), hn::LoadU(ByteTag(), bytes));
+HWY_INLINE PairVector load_words(const std::uint8_t* bytes) {
+  return hn::LoadU(PairTag(), reinterpret_cast<const std::uint16_t*>(bytes));
 }
 
-HWY_INLINE void store_bytes(PairVector values, std::uint8_t* bytes) {
-  hn::StoreU(hn::TruncateTo(ByteTag(), values), ByteTag(), bytes);
+HWY_INLINE void store_words(PairVector words, std::uint8_t* bytes) {
+  hn::StoreU(words, PairTag(), reinterpret_cast<std::uint16_t*>(bytes));
 }
 
 HWY_INLINE EvenOdd<FloatVector> load_gradients(const std::uint16_t* gradient) {
@@ -83,110 +82,142 @@ HWY_INLINE EvenOdd<FloatVector> load_gradients(const float* gradient) {
   return result;
 }
 
-// The upper halves of M(c) for each magnitude c in 0..127.
-HWY_INLINE PairVector lookup_magnitudes(PairVector c) {
+// The two groups of a block, as vectors of words whose upper byte is the code or correction of an
+// element; `words` are a part of its record. (A lower byte that is not zero is of the other group.)
+struct GroupWords {
+  PairVector first, second;
+};
+
+HWY_INLINE GroupWords upper_bytes(PairVector words) {
+  return {hn::ShiftLeft<8>(words), words};
+}
+
+// The same as numbers, whose upper bytes are zero.
+HWY_INLINE GroupWords numbers_of_bytes(PairVector words) {
+  return {hn::And(words, hn::Set(PairTag(), static_cast<std::uint16_t>(0xffU))),
+          hn::ShiftRight<8>(words)};
+}
+
+HWY_INLINE PairVector set_words(unsigned value) {
+  return hn::Set(PairTag(), static_cast<std::uint16_t>(value));
+}
+
+// The record's part of two groups' upper bytes.
+HWY_INLINE PairVector merge_upper_bytes(const GroupWords& groups) {
+  return hn::OrAnd(hn::ShiftRight<8>(groups.first), groups.second, set_words(0xff00U));
+}
+
+// `yes` where the mask has ones; the mask is all ones or zeros in each bit, not in each lane.
+HWY_INLINE PairVector select_bits(unsigned mask, PairVector yes, PairVector no) {
 #if HWY_TARGET == HWY_AVX3
-  // Four registers hold half the table each two: a permutation picks by the lower six bits.
-  const __m512i* table = reinterpret_cast<const __m512i*>(kQ8Magnitudes.data());
-  const __m512i low =
-      _mm512_permutex2var_epi16(_mm512_loadu_si512(table), c.raw, _mm512_loadu_si512(table + 1));
-  const __m512i high = _mm512_permutex2var_epi16(
-      _mm512_loadu_si512(table + 2), c.raw, _mm512_loadu_si512(table + 3));
-  return PairVector{
-      _mm512_mask_blend_epi16(_mm512_test_epi16_mask(c.raw, _mm512_set1_epi16(64)), low, high)};
+  return hn::IfVecThenElse(set_words(mask), yes, no);
 #else
-  alignas(64) std::uint16_t values[kPairLanes];
-  hn::Store(c, PairTag(), values);
-  for (std::uint16_t& value : values) {
-    value = kQ8Magnitudes[value % kQ8Magnitudes.size()];
-  }
-  return hn::Load(PairTag(), values);
+  return hn::OrAnd(hn::AndNot(set_words(mask), no), yes, set_words(mask));
 #endif
 }
 
-HWY_INLINE EvenOdd<FloatVector> decode_m(const std::uint8_t* codes, FloatVector scale) {
-  const SignedPairTag tag;
-  const auto numbers =
-      hn::PromoteTo(tag, hn::BitCast(hn::RebindToSigned<ByteTag>(), hn::LoadU(ByteTag(), codes)));
-  const PairVector magnitudes = lookup_magnitudes(hn::BitCast(PairTag(), hn::Abs(numbers)));
-  const PairVector with_sign = hn::OrAnd(magnitudes,
-                                         hn::BitCast(PairTag(), numbers),
-                                         hn::Set(PairTag(), static_cast<std::uint16_t>(0x8000U)));
-  const EvenOdd<FloatVector> values = as_floats(upper_halves(with_sign));
-  return {hn::Mul(values.even, scale), hn::Mul(values.odd, scale)};
+// Moments of one group's words, whose upper byte is the code.
+HWY_INLINE EvenOdd<FloatVector> decode_m(PairVector codes, FloatVector factor) {
+  const FloatTag floats;
+  // Upper halves of floats 2 + ...: their bits below the sign, then the code's.
+  const PairVector magnitudes =
+      hn::OrAnd(set_words(0x4000U), hn::ShiftRight<6>(codes), set_words(0x01fcU));
+  const EvenOdd<FloatVector> biased =
+      as_floats(upper_halves(select_bits(0x8000U, codes, magnitudes)));
+  const FloatVector two = hn::Set(floats, 2.0F);
+  return {hn::Mul(hn::Sub(biased.even, hn::CopySignToAbs(two, biased.even)), factor),
+          hn::Mul(hn::Sub(biased.odd, hn::CopySignToAbs(two, biased.odd)), factor)};
 }
 
-HWY_INLINE FloatVector root_of(BitsVector code, FloatVector factor) {
-  const auto number = hn::BitCast(hn::RebindToSigned<FloatTag>(), code);
-  return hn::Mul(hn::ConvertTo(FloatTag(), number), factor);
+HWY_INLINE FloatVector floats_of(BitsVector number) {
+  return hn::ConvertTo(FloatTag(), hn::BitCast(hn::RebindToSigned<FloatTag>(), number));
 }
 
-HWY_INLINE EvenOdd<FloatVector> decode_v(const std::uint8_t* codes, FloatVector factor) {
-  const EvenOdd<BitsVector> numbers = lower_halves(load_bytes(codes));
-  const FloatVector even = root_of(numbers.even, factor);
-  const FloatVector odd = root_of(numbers.odd, factor);
-  return {hn::Mul(even, even), hn::Mul(odd, odd)};
+// sqrt(v) of one group's words, which are codes.
+HWY_INLINE EvenOdd<FloatVector> decode_root(PairVector codes, FloatVector factor) {
+  const EvenOdd<BitsVector> numbers = lower_halves(codes);
+  return {hn::Mul(floats_of(numbers.even), factor), hn::Mul(floats_of(numbers.odd), factor)};
 }
 
-HWY_INLINE EvenOdd<FloatVector> decode_weights(const std::uint16_t* high,
-                                               const std::uint8_t* correction) {
+// The group's words have the corrections in their upper bytes.
+HWY_INLINE EvenOdd<FloatVector> decode_weights(PairVector high, PairVector corrections) {
   const BitsTag tag;
-  const EvenOdd<BitsVector> upper = upper_halves(hn::LoadU(PairTag(), high));
-  const EvenOdd<BitsVector> excess =
-      lower_halves(hn::Xor(hn::ShiftLeft<8>(load_bytes(correction)),
-                           hn::Set(PairTag(), static_cast<std::uint16_t>(0x8000U))));
-  const BitsVector half = hn::Set(tag, 0x8000U);
-  return as_floats({hn::Sub(hn::Or(upper.even, excess.even), half),
-                    hn::Sub(hn::Or(upper.odd, excess.odd), half)});
+  const SignedPairTag numbers;
+  const BitsVector low = hn::BitCast(tag, hn::And(corrections, set_words(0xff00U)));
+  // One less where the correction is negative.
+  const auto borrow = hn::ShiftRight<15>(hn::BitCast(numbers, corrections));
+  const BitsVector upper = hn::BitCast(tag, hn::Add(high, hn::BitCast(PairTag(), borrow)));
+  return as_floats({hn::OrAnd(hn::ShiftLeft<16>(upper), low, hn::Set(tag, 0xffffU)),
+                    hn::OrAnd(hn::ShiftRight<16>(low), upper, hn::Set(tag, 0xffff0000U))});
 }
 
+// A NaN, whose bits a carry could make a number, becomes infinity.
 HWY_INLINE BitsVector weight_bits(FloatVector values) {
-  const BitsTag tag;
-  return hn::IfThenElse(
-      hn::RebindMask(tag, hn::IsNaN(values)), hn::Set(tag, kDefaultNan), hn::BitCast(tag, values));
+  const FloatTag floats;
+  const FloatVector infinity = hn::BitCast(floats, hn::Set(BitsTag(), 0x7f800000U));
+#if HWY_ARCH_X86
+  return hn::BitCast(BitsTag(), hn::Min(values, infinity));  // the second operand if one is a NaN
+#else
+  return hn::BitCast(BitsTag(), hn::IfThenElse(hn::IsNaN(values), infinity, values));
+#endif
 }
 
-// Rounds by 8 random bits a lane, splits, stores.
-HWY_INLINE void encode_weights(const EvenOdd<FloatVector>& p,
-                               PairVector random,
-                               std::uint16_t* high,
-                               std::uint8_t* correction,
-                               float* decoded) {
-  const BitsTag tag;
+// Weights rounded by the lower bytes of `random`, in 32 bits: the upper part, then the correction
+// with its sign inverted, then 8 bits to drop.
+HWY_INLINE EvenOdd<BitsVector> round_weights(const EvenOdd<FloatVector>& p, PairVector random) {
   const EvenOdd<BitsVector> added =
-      lower_halves(hn::Or(random, hn::Set(PairTag(), static_cast<std::uint16_t>(0x8000U))));
-  const EvenOdd<BitsVector> excess = {hn::Add(weight_bits(p.even), added.even),
-                                      hn::Add(weight_bits(p.odd), added.odd)};
-  hn::StoreU(pairs_of_upper(excess), PairTag(), high);
-  store_bytes(hn::Xor(hn::ShiftRight<8>(pairs_of_lower(excess)),
-                      hn::Set(PairTag(), static_cast<std::uint16_t>(0x80U))),
-              correction);
-  if (decoded != nullptr) {
-    const auto kept = [tag](BitsVector bits) {
-      return hn::BitCast(FloatTag(),
-                         hn::And(hn::Sub(bits, hn::Set(tag, 0x8000U)), hn::Set(tag, ~0xffU)));
-    };
-    hn::StoreInterleaved2(kept(excess.even), kept(excess.odd), FloatTag(), decoded);
-  }
+      lower_halves(hn::OrAnd(set_words(0x8000U), random, set_words(0x00ffU)));
+  return {hn::Add(weight_bits(p.even), added.even), hn::Add(weight_bits(p.odd), added.odd)};
 }
 
-// floor(steps + random / 256): steps rounded to whole numbers by an addition, the rest in 16 bits.
-HWY_INLINE PairVector whole_steps(FloatVector even, FloatVector odd) {
-  const FloatTag floats;
+HWY_INLINE void store_decoded(const EvenOdd<BitsVector>& rounded, float* target) {
   const BitsTag tag;
-  const FloatVector shift = hn::Set(floats, 0x1.8p23F);
-  return pairs_of_lower(
-      {hn::BitCast(tag, hn::Add(even, shift)), hn::BitCast(tag, hn::Add(odd, shift))});
+  const auto kept = [tag](BitsVector bits) {
+    return hn::BitCast(FloatTag(),
+                       hn::And(hn::Sub(bits, hn::Set(tag, 0x8000U)), hn::Set(tag, ~0xffU)));
+  };
+  hn::StoreInterleaved2(kept(rounded.even), kept(rounded.odd), FloatTag(), target);
 }
 
-HWY_INLINE FloatVector m_steps(FloatVector m, FloatVector scale) {
-  return hn::Mul(hn::Div(m, hn::Add(scale, hn::Abs(m))), hn::Set(FloatTag(), kQ8MSteps));
+HWY_INLINE PairVector merge_corrections(PairVector first, PairVector second) {
+  return hn::Xor(merge_upper_bytes({first, second}), set_words(0x8080U));
 }
 
-HWY_INLINE FloatVector v_steps(FloatVector root, FloatVector factor) {
+// y of q8.hpp, its bits.
+HWY_INLINE BitsVector m_steps(FloatVector m, FloatVector factor) {
+  const FloatVector two = hn::Set(FloatTag(), 2.0F);
+  return hn::BitCast(BitsTag(), hn::Add(hn::Mul(m, factor), hn::CopySignToAbs(two, m)));
+}
+
+// Codes of m in the upper bytes of words, whose lower bytes are not zero.
+HWY_INLINE PairVector encode_m(const EvenOdd<FloatVector>& m,
+                               FloatVector factor,
+                               PairVector random) {
+  const BitsTag tag;
+  const BitsVector word = hn::BitCast(tag, random);
+  const BitsVector even_bits = hn::And(word, hn::Set(tag, (1U << kQ8MFraction) - 1));
+  const BitsVector odd_bits = hn::ShiftRight<32 - kQ8MFraction>(word);
+  const PairVector upper = pairs_of_upper(
+      {hn::Add(m_steps(m.even, factor), even_bits), hn::Add(m_steps(m.odd, factor), odd_bits)});
+  return select_bits(0x8000U, upper, hn::ShiftLeft<6>(upper));
+}
+
+// x of q8.hpp, in units of 1/256 in the lower 16 bits.
+HWY_INLINE BitsVector root_steps(FloatVector root, FloatVector factor) {
   const FloatTag floats;
-  const FloatVector steps = hn::Max(hn::Mul(root, factor), hn::Set(floats, 256.0F));
-  return hn::IfThenElseZero(hn::Gt(root, hn::Zero(floats)), steps);
+  const FloatVector steps = hn::Max(hn::Mul(root, factor), hn::Set(floats, 1.0F));
+  const FloatVector kept = hn::IfThenElseZero(hn::Gt(root, hn::Zero(floats)), steps);
+  return hn::BitCast(BitsTag(), hn::Add(kept, hn::Set(floats, 0x1p15F)));
+}
+
+// Codes of v in the upper bytes of words, whose lower bytes are not zero; rounded by the upper
+// bytes of `random`.
+HWY_INLINE PairVector encode_root(const EvenOdd<FloatVector>& root,
+                                  FloatVector factor,
+                                  PairVector random) {
+  const PairVector fixed =
+      pairs_of_lower({root_steps(root.even, factor), root_steps(root.odd, factor)});
+  return hn::Add(fixed, hn::ShiftRight<8>(random));
 }
 
 #endif  // HWY_TARGET != HWY_SCALAR

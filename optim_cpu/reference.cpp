@@ -146,65 +146,82 @@ HEADRACE_INSTANTIATE(Dtype::kBf16, Dtype::kBf16);
 
 namespace {
 
-// One group: its record and up to 32 elements from `begin` of the span on.
+struct Q8Element {
+  float p, m, root;
+};
+
+// `element` becomes the new one. Returns the change.
+float q8_update_element(const Q8Constants& c,
+                        Q8Scales factors,
+                        float gradient,
+                        std::uint8_t m_code,
+                        std::uint8_t v_code,
+                        Q8Element& e) {
+  e.m = q8_decode_m(m_code, factors.m) + (c.m_gradient * gradient);
+  const float s = q8_decode_root(v_code, factors.root);
+  const float h = c.v_gradient * gradient;
+  e.root = std::sqrt((s * s) + (h * h));
+  const float u = (c.step * e.m) / (e.root + c.eps);
+  e.p = (c.decay * e.p) - u;
+  return u;
+}
+
+// Up to 32 elements from `begin` of the span on: a group.
 void q8_reference_group(const Q8Span& span,
                         std::int64_t begin,
-                        const AdamWConstants& c,
+                        const Q8Constants& c,
                         ChangeSum& sum) {
   const std::int64_t elements = std::min(kQ8GroupElements, span.elements - begin);
-  std::byte* bytes =
-      span.records + static_cast<std::size_t>(begin / kQ8GroupElements) * sizeof(Q8Record);
-  Q8Record record;
-  std::memcpy(&record, bytes, sizeof(record));
-  const float m_scale = record.m_scale;
-  const float v_scale = record.v_scale;
-  record.m_scale = 0.0F;
-  record.v_scale = 0.0F;
-  std::array<Element, kQ8GroupElements> updated = {};
+  const Q8Planes& planes = span.planes;
+  std::byte* scale_bytes =
+      planes.scales + static_cast<std::size_t>(begin / kQ8GroupElements) * sizeof(Q8Scales);
+  Q8Scales scales;
+  std::memcpy(&scales, scale_bytes, sizeof(scales));
+  const Q8Scales factors{.m = c.m_keep * scales.m, .root = c.v_keep * scales.root};
+  scales = {};
+  std::array<Q8Element, kQ8GroupElements> updated = {};
   std::array<float, kQ8GroupElements> changes = {};
   for (std::int64_t i = 0; i < elements; ++i) {
     const auto at = static_cast<std::size_t>(i);
-    Element e{.p = join_weight(ShortSplitWeight{.high = span.high[begin + i],
-                                                .correction = record.correction[at]}),
-              .m = q8_decode_m(record.m[at], m_scale),
-              .v = q8_decode_v(record.v[at], v_scale)};
-    changes[at] =
-        update_element(c, gradient_value(span.gradient, span.gradient_dtype, begin + i), e);
-    record.m_scale = std::max(record.m_scale, std::fabs(e.m));
-    record.v_scale = std::max(record.v_scale, std::sqrt(e.v));
-    updated[at] = e;
+    const std::int64_t byte = q8_byte(begin + i);
+    Q8Element& e = updated[at];
+    e.p = join_weight(
+        ShortSplitWeight{.high = span.high[begin + i], .correction = planes.correction[byte]});
+    const float gradient = gradient_value(span.gradient, span.gradient_dtype, begin + i);
+    changes[at] = q8_update_element(c, factors, gradient, planes.m[byte], planes.v[byte], e);
+    scales.m = std::max(scales.m, std::fabs(e.m));
+    scales.root = std::max(scales.root, e.root);
   }
   for (std::size_t at = 0; at < changes.size(); at += 2) {
     sum.add(static_cast<std::int64_t>(at / 2),
             (changes[at] * changes[at]) + (changes[at + 1] * changes[at + 1]));
   }
+  std::memcpy(scale_bytes, &scales, sizeof(scales));
+  const float m_factor = q8_encode_factor(scales.m, kQ8MSteps);
+  const float root_factor = q8_encode_factor(scales.root, kQ8VCodeMax);
   const std::int64_t first_element = span.tensor_begin + begin;
   const RoundingKey key = rounding_key(span.origin, first_element);
   for (std::int64_t i = 0; i < elements; ++i) {
-    const auto at = static_cast<std::size_t>(i);
-    const RoundingBits bits = rounding_bits(key, first_element + i);
-    const ShortSplitWeight weight =
-        split_weight_short(updated[at].p, static_cast<std::uint8_t>(bits.second >> 8U));
+    const Q8Element& e = updated[static_cast<std::size_t>(i)];
+    const std::int64_t byte = q8_byte(begin + i);
+    const std::uint16_t second = rounding_bits(key, first_element + i).second;
+    const ShortSplitWeight weight = split_weight_short(e.p, static_cast<std::uint8_t>(second));
     span.high[begin + i] = weight.high;
-    record.correction[at] = weight.correction;
-    record.m[at] =
-        q8_encode_m(updated[at].m, record.m_scale, static_cast<std::uint8_t>(bits.first >> 8U));
-    record.v[at] = q8_encode_root(
-        std::sqrt(updated[at].v), record.v_scale, static_cast<std::uint8_t>(bits.first));
+    planes.correction[byte] = weight.correction;
+    planes.m[byte] = q8_encode_m(e.m, m_factor, q8_m_bits(key, first_element + i));
+    planes.v[byte] = q8_encode_root(e.root, root_factor, static_cast<std::uint8_t>(second >> 8U));
     if (span.decoded != nullptr) {
       span.decoded[begin + i] = join_weight(weight);
     }
   }
-  std::memcpy(bytes, &record, sizeof(record));
 }
 
 }  // namespace
 
-UpdateStats adamw_q8_reference(const Q8Span& span, const AdamWConstants& c) {
+UpdateStats adamw_q8_reference(const Q8Span& span, const Q8Constants& c) {
   ChangeSum sum;
   for (std::int64_t begin = 0; begin < span.elements; begin += kQ8GroupElements) {
-    const bool tail = span.elements - begin < kQ8GroupElements;
-    if (begin % kQ8ChunkElements == 0 || tail) {
+    if (begin % kQ8ChunkElements == 0) {
       sum.flush();
     }
     q8_reference_group(span, begin, c, sum);
@@ -221,7 +238,7 @@ void adamw_q8_reference_blocks(const TileUpdate& tile,
   for_each_block(tile.segments, range, [&](const SegmentBlock& block) {
     const ElementRange elements{.begin = block.begin, .elements = block.elements};
     stats[static_cast<std::size_t>(block.index - range.begin)] = adamw_q8_reference(
-        q8_span(tile, *block.segment, elements), adamw_constants(block.segment->scalars));
+        q8_span(tile, *block.segment, elements), q8_constants(block.segment->scalars));
   });
 }
 

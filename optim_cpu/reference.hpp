@@ -16,7 +16,7 @@ UpdateStats adamw_reference(const AdamWSpan& span, const AdamWConstants& constan
 template <Dtype kWeight, Dtype kMoment>
 void adamw_reference_blocks(const TileUpdate& tile, BlockRange range, std::span<UpdateStats> stats);
 
-UpdateStats adamw_q8_reference(const Q8Span& span, const AdamWConstants& constants);
+UpdateStats adamw_q8_reference(const Q8Span& span, const Q8Constants& constants);
 void adamw_q8_reference_blocks(const TileUpdate& tile,
                                BlockRange range,
                                std::span<UpdateStats> stats);

@@ -8,8 +8,8 @@
 //   fp32, bf16       high, bf16:    2 N      m, float: 4 N    v, float: 4 N    low, int16: 2 N
 //   bf16, fp32       master, float: 4 N      m, bf16:  2 N    v, bf16:  2 N
 //   bf16, bf16       high, bf16:    2 N      m, bf16:  2 N    v, bf16:  2 N    low, int16: 2 N
-//   q8, either       high, bf16:    2 N      records of 32 elements, 104 bytes each (q8.hpp)
-// Element i of the tile is value i of each plane, or in record i / 32. High and low are two parts
+//   q8, either       high, bf16:    2 N      planes of records of 64 elements: 3.25 N (q8.hpp)
+// Element i of the tile is value i of each plane, or in record i / 64. High and low are two parts
 // of a master weight (weights.hpp). Zero bytes are zero moments, and weights that are exactly
 // `high`. Bytes that belong to no segment are never written.
 #pragma once

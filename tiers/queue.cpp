@@ -5,6 +5,7 @@
 // Completions run outside the mutex, on the thread that finishes the ticket.
 #include "tiers/queue.hpp"
 
+#include "core/trace.hpp"
 #include "tiers/race_checker.hpp"
 
 namespace headrace::tiers {
@@ -57,6 +58,16 @@ Queue::Queue(Runtime& runtime, std::string name)
 
 Queue::~Queue() {
   HEADRACE_ASSERT(waiters_ == nullptr, "a queue was destroyed with completions still registered");
+}
+
+void Queue::timestamp(std::int64_t* target_ns) {
+  HEADRACE_ASSERT(target_ns != nullptr, "a timestamp is put somewhere");
+  push_timestamp(target_ns);
+}
+
+void Queue::push_timestamp(std::int64_t* target_ns) {
+  push({.name = "timestamp", .reads = {}, .writes = {}, .id = 0},
+       Body([target_ns] { *target_ns = TraceRecorder::now_ns(); }));
 }
 
 Event Queue::record() {

@@ -195,6 +195,12 @@ class Queue {
     push(operation, Body(std::move(body)));
   }
 
+  // Puts the time at which the queue gets there (TraceRecorder::now_ns) into *target_ns: not before
+  // all that was submitted earlier is over, nor after what is submitted later has begun. It holds
+  // nothing up; to the race checker it touches nothing. For the host to read once its ticket is
+  // done. After a fault the target may be left as it was.
+  void timestamp(std::int64_t* target_ns);
+
   // An event that is done when everything submitted so far has finished.
   [[nodiscard]] Event record();
 
@@ -246,6 +252,8 @@ class Queue {
   // after a wait includes it.
   virtual void push(const Operation& operation, Body body) = 0;
   virtual void push_wait(const Event& event) = 0;
+  // Without an implementation: a body that reads the clock.
+  virtual void push_timestamp(std::int64_t* target_ns);
   // The oldest wait of the ring, the running one too, with a ticket above `after` and at most
   // `last`. A queue that cannot tell passes no urgency on.
   [[nodiscard]] virtual std::optional<PendingWait> next_wait(std::uint64_t after,

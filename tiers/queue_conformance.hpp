@@ -23,6 +23,7 @@
 #include <thread>
 #include <vector>
 
+#include "core/trace.hpp"
 #include "tiers/queue.hpp"
 #include "tiers/race_checker.hpp"
 #include "tiers/test_support.hpp"
@@ -211,6 +212,103 @@ TEST_P(QueueConformance, OperationsOfOneQueueRunInOrder) {
     ASSERT_TRUE(queue(0).drain().has_value());
     ASSERT_EQ(value(target), round);
   }
+}
+
+TEST_P(QueueConformance, TimestampsLieBetweenWhatCameBeforeAndWhatComesAfter) {
+  make({.ring_capacity = 3});
+  const std::size_t target = reachable_cell();
+
+  struct Times {
+    std::int64_t submitted = 0, body_before = 0, after_body = 0, after_copy = 0, body_after = 0;
+  };
+
+  std::int64_t last_ns = 0;
+  // More timestamps than the ring has slots; a stream's are made of events that are used again.
+  for (int round = 0; round < 30; ++round) {
+    Times times;
+    times.submitted = TraceRecorder::now_ns();
+    queue(0).submit({.name = "before"}, [&times] { times.body_before = TraceRecorder::now_ns(); });
+    queue(0).timestamp(&times.after_body);
+    harness_->copy(queue(0), {.source = 0, .target = target});
+    queue(0).timestamp(&times.after_copy);
+    queue(0).submit({.name = "after"}, [&times] { times.body_after = TraceRecorder::now_ns(); });
+    ASSERT_TRUE(queue(0).drain().has_value());
+    EXPECT_LE(last_ns, times.submitted);
+    EXPECT_LE(times.submitted, times.body_before);
+    EXPECT_LE(times.body_before, times.after_body);
+    EXPECT_LE(times.after_body, times.after_copy);
+    EXPECT_LE(times.after_copy, times.body_after);
+    last_ns = times.body_after;
+  }
+}
+
+TEST_P(QueueConformance, TimestampsAroundAWaitCoverItsLateness) {
+  make({.ring_capacity = 4});
+  for (int round = 0; round < 5; ++round) {
+    std::int64_t begin_ns = 0, late_ns = 0, end_ns = 0;
+    Gate gate;
+    gate.block(*host_);
+    host_->submit({.name = "late"}, [&late_ns] { late_ns = TraceRecorder::now_ns(); });
+    queue(0).timestamp(&begin_ns);
+    const Event begun = queue(0).record();
+    queue(0).wait(host_->record());
+    queue(0).timestamp(&end_ns);
+    poll(begun);  // a wait behind it holds no timestamp up
+    const std::int64_t seen_ns = TraceRecorder::now_ns();
+    gate.open();
+    ASSERT_TRUE(queue(0).drain().has_value());
+    EXPECT_LE(begin_ns, seen_ns);
+    EXPECT_LE(seen_ns, late_ns);
+    EXPECT_LE(late_ns, end_ns);
+    EXPECT_LE(end_ns, TraceRecorder::now_ns());
+  }
+}
+
+TEST_P(QueueConformance, TimestampsOfAQueueAscendAcrossWaitsForItsKind) {
+  make({.queues = 2, .ring_capacity = 2});
+  const std::size_t target = reachable_cell();
+  constexpr std::size_t kWaits = 100;
+  std::vector<std::int64_t> times(2 * kWaits);
+  for (std::size_t i = 0; i < kWaits; ++i) {
+    harness_->copy(queue(1), {.source = 0, .target = target});
+    queue(0).timestamp(&times[2 * i]);
+    queue(0).wait(queue(1).record());
+    queue(0).timestamp(&times[2 * i + 1]);
+  }
+  ASSERT_TRUE(queue(0).drain().has_value());
+  EXPECT_GT(times.front(), 0);
+  EXPECT_TRUE(std::is_sorted(times.begin(), times.end()));
+  EXPECT_LE(times.back(), TraceRecorder::now_ns());
+}
+
+TEST_P(QueueConformance, ATimestampAfterAFaultFinishesAndWritesNothing) {
+  make({.ring_capacity = 8});
+  std::int64_t before_ns = -1, after_ns = -1;
+  queue(0).timestamp(&before_ns);
+  harness_->fail(queue(0));
+  queue(0).timestamp(&after_ns);
+  host_->submit({.name = "after"}, [] {});
+  queue(0).wait(host_->record());
+  queue(0).timestamp(&after_ns);
+  const Event event = queue(0).record();
+  EXPECT_FALSE(event.wait_host().has_value());
+  EXPECT_TRUE(event.done());
+  EXPECT_EQ(after_ns, -1);
+}
+
+TEST_P(QueueConformance, ATimestampTouchesNothing) {
+  RaceChecker races;
+  make({.queues = 2, .cells = 6}, &races);
+  const std::uint64_t checked = races.operations_checked();
+  std::int64_t time_ns = 0;
+  queue(0).timestamp(&time_ns);
+  ASSERT_TRUE(queue(0).drain().has_value());
+  queue(1).timestamp(&time_ns);
+  ASSERT_TRUE(queue(1).drain().has_value());
+  EXPECT_EQ(races.operations_checked(), checked);
+  EXPECT_EQ(races.race_count(), 0U);
+  drain_all();
+  runtime_->races = nullptr;
 }
 
 TEST_P(QueueConformance, AWaitHoldsBackWhatComesAfterIt) {

@@ -27,12 +27,14 @@ namespace {
 constexpr std::size_t kThreadNameBytesMax = 15;  // of pthread_setname_np, without the terminator
 
 struct Slot {
+  enum class Kind : std::uint8_t { kBody, kWait, kTimestamp };
+  Kind kind = Kind::kBody;
   std::uint64_t ticket = 0;
   const char* name = "";
   std::uint64_t id = 0;
-  bool is_wait = false;
-  Event event;  // of a wait
-  Body body;    // of an operation
+  Event event;                        // of a wait
+  std::int64_t* target_ns = nullptr;  // of a timestamp
+  Body body;                          // of an operation
 };
 
 std::string describe(const Slot& slot, const std::string& queue_name) {
@@ -113,6 +115,10 @@ struct ThreadQueue::State {
   }
 
   [[nodiscard]] Status run(Slot& slot) {
+    if (slot.kind == Slot::Kind::kTimestamp) {
+      *slot.target_ns = TraceRecorder::now_ns();
+      return {};
+    }
     std::unique_lock<Cores> cores;
     if (options.cores != nullptr) {
       cores = options.cores->hold();
@@ -165,7 +171,7 @@ void ThreadQueue::push(const Operation& operation, Body body) {
   slot.ticket = next_ticket();
   slot.name = operation.name;
   slot.id = operation.id;
-  slot.is_wait = false;
+  slot.kind = Slot::Kind::kBody;
   slot.body = body;
   state_->publish();
 }
@@ -173,8 +179,20 @@ void ThreadQueue::push(const Operation& operation, Body body) {
 void ThreadQueue::push_wait(const Event& event) {
   Slot& slot = state_->claim();
   slot.ticket = next_ticket();
-  slot.is_wait = true;
+  slot.name = "wait";
+  slot.id = 0;
+  slot.kind = Slot::Kind::kWait;
   slot.event = event;
+  state_->publish();
+}
+
+void ThreadQueue::push_timestamp(std::int64_t* target_ns) {
+  Slot& slot = state_->claim();
+  slot.ticket = next_ticket();
+  slot.name = "timestamp";
+  slot.id = 0;
+  slot.kind = Slot::Kind::kTimestamp;
+  slot.target_ns = target_ns;
   state_->publish();
 }
 
@@ -182,7 +200,7 @@ std::optional<Queue::PendingWait> ThreadQueue::next_wait(std::uint64_t after, st
   const std::scoped_lock lock(state_->mutex);
   for (std::uint64_t i = state_->head; i < state_->tail; ++i) {
     const Slot& slot = state_->ring[i % state_->ring.size()];
-    if (slot.is_wait && slot.ticket > after && slot.ticket <= last) {
+    if (slot.kind == Slot::Kind::kWait && slot.ticket > after && slot.ticket <= last) {
       return PendingWait{.ticket = slot.ticket, .event = slot.event};
     }
   }
@@ -198,7 +216,7 @@ std::optional<QueueWait> ThreadQueue::describe_wait() const {
   QueueWait wait;
   wait.since_ns = state_->begin_ns > 0 ? state_->begin_ns : TraceRecorder::now_ns();
   wait.what = name();
-  if (slot.is_wait) {
+  if (slot.kind == Slot::Kind::kWait) {
     wait.kind = QueueWait::Kind::kWaits;
     wait.what += ": waits for ticket " + std::to_string(slot.event.ticket()) + " of " +
                  slot.event.queue()->name();
@@ -218,7 +236,7 @@ void ThreadQueue::serve() {
     state_->options.on_thread_start();
   }
   while (Slot* slot = state_->front()) {
-    if (slot->is_wait) {
+    if (slot->kind == Slot::Kind::kWait) {
       state_->wait_for(slot->event);
     } else if (!runtime_.fault.raised()) {
       if (Status status = state_->run(*slot); !status) {

@@ -3,7 +3,7 @@
 // Threads: one worker per queue, named after it, with flush-to-zero set when it starts
 // (core/float_environment.hpp). The ring is bounded: submit and wait block while it is full. The
 // worker sleeps on what it waits for. A body's error, and any exception of it, raises the fault.
-// Destruction finishes what was submitted, then joins.
+// Timestamps do not ask for the cores. Destruction finishes what was submitted, then joins.
 #pragma once
 
 #include <cstddef>
@@ -37,6 +37,7 @@ class ThreadQueue final : public Queue {
  protected:
   void push(const Operation& operation, Body body) override;
   void push_wait(const Event& event) override;
+  void push_timestamp(std::int64_t* target_ns) override;
   [[nodiscard]] std::optional<PendingWait> next_wait(std::uint64_t after,
                                                      std::uint64_t last) override;
 

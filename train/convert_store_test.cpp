@@ -302,7 +302,7 @@ class ConvertStoreTest : public TestFolder {
       const bool q8 = to == "q8";
       ASSERT_LE(std::fabs(after.param[i] - before.param[i]),
                 std::fabs(before.param[i]) * (q8 ? 0x1p-16F : 0.0F));
-      ASSERT_LE(std::fabs(after.m[i] - before.m[i]), m_scale * (q8 ? 0.011F : 0x1p-8F)) << i;
+      ASSERT_LE(std::fabs(after.m[i] - before.m[i]), m_scale * (q8 ? 0.0085F : 0x1p-8F)) << i;
       ASSERT_LE(std::fabs(after.v[i] - before.v[i]), v_scale * (q8 ? 0.0041F : 0x1p-8F)) << i;
       ASSERT_EQ(after.v[i] > 0, before.v[i] > 0) << i;
     }

@@ -381,7 +381,7 @@ Status check_same_tiles(const TensorTable& table,
 namespace {
 
 const char* state_in_words(const plan::StateFormat& format) {
-  return format.name == "q8"     ? "adamw q8: records of 32 elements, tile by tile"
+  return format.name == "q8"     ? "adamw q8: planes of m, v, corrections and scales, tile by tile"
          : format.name == "bf16" ? "adamw bf16: a plane of m, then a plane of v, tile by tile"
                                  : "adamw fp32: a plane of m, then a plane of v, tile by tile";
 }

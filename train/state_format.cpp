@@ -10,11 +10,18 @@
 namespace headrace::train {
 
 Result<plan::StateFormat> format_of(const tiers::nvme::Store& store) {
-  const std::string_view state = exec::state_of_tag(store.contents().layout_tag);
+  const std::string& tag = store.contents().layout_tag;
+  if (exec::is_former_tag(tag)) {
+    return operating_error(
+               fmt::format("the store '{}' was made by an older version of headrace", store.path()))
+        .with_why(fmt::format("its layout is '{}', which is not kept any more", tag))
+        .with_hint("export its weights with that version, and train from them with model.path");
+  }
+  const std::string_view state = exec::state_of_tag(tag);
   if (state.empty()) {
     return corrupt_error(fmt::format("the store '{}' has a layout that is not known: '{}'",
                                      store.path(),
-                                     store.contents().layout_tag))
+                                     tag))
         .with_hint("it was written by another version of headrace, or is damaged");
   }
   return exec::state_format(state);

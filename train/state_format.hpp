@@ -15,7 +15,7 @@
 
 namespace headrace::train {
 
-// Errors: a tag that this version does not know (kCorrupt).
+// Errors: a tag of an older version (kOperating), one that this version does not know (kCorrupt).
 [[nodiscard]] Result<plan::StateFormat> format_of(const tiers::nvme::Store& store);
 
 // `committed` are the settings of the store's commit. Errors: they name another format (kCorrupt).

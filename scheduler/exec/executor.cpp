@@ -9,6 +9,7 @@
 #include <exception>
 
 #include "core/assert.hpp"
+#include "core/trace.hpp"
 #include "scheduler/exec/executor_impl.hpp"
 #include "scheduler/exec/state_format.hpp"
 #include "tiers/race_checker.hpp"
@@ -18,6 +19,15 @@ namespace headrace::exec {
 using plan::Instruction;
 using plan::InstructionKind;
 using plan::QueueKind;
+
+namespace {
+
+// Whether the device may stand still before it.
+bool is_timed(const Instruction& instruction) {
+  return instruction.queue == QueueKind::kCompute && !instruction.waits.empty();
+}
+
+}  // namespace
 
 Result<std::unique_ptr<Executor>> Executor::create(tiers::Runtime& runtime,
                                                    const plan::Plan& plan,
@@ -38,19 +48,19 @@ Status ExecutorImpl::open(const ExecutorOptions& options) {
   HEADRACE_TRY(create_queues(options));
   HEADRACE_TRY(create_watchdog(options));
   read_check_ = options.read_check;
-  std::size_t instructions_max = 0, waits_max = 0;
+  std::size_t instructions_max = 0, marks_max = 0;
   for (const plan::Program* program :
        {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.evaluation}) {
     instructions_max = std::max(instructions_max, program->instructions.size());
-    std::size_t waits = 0;
+    std::size_t marks = 0;
     for (const Instruction& instruction : program->instructions) {
-      waits += instruction.queue == QueueKind::kCompute ? instruction.waits.size() : 0;
+      marks += is_timed(instruction) ? 1 + instruction.waits.size() : 0;
     }
-    waits_max = std::max(waits_max, waits);
+    marks_max = std::max(marks_max, marks);
   }
   events_.resize(instructions_max);
   leases_.reserve(16);
-  timeline_ = Timeline(waits_max);
+  timeline_ = Timeline(marks_max);
   return {};
 }
 
@@ -214,9 +224,13 @@ Status ExecutorImpl::run(const plan::Program& program) {
   for (std::size_t i = 0; i < program.instructions.size() && !runtime_.fault.raised(); ++i) {
     const Instruction& instruction = program.instructions[i];
     tiers::Queue& queue = queue_of(instruction);
+    const bool timed = is_timed(instruction);
+    if (timed) {
+      timeline_.begin(queue);
+    }
     for (const int wait : instruction.waits) {
       const tiers::Event& event = events_[static_cast<std::size_t>(wait)];
-      if (instruction.queue == QueueKind::kCompute) {
+      if (timed) {
         timeline_.timed_wait(
             queue, event, cause_of(program.instructions[static_cast<std::size_t>(wait)]));
       } else {
@@ -311,7 +325,7 @@ double ExecutorImpl::loss_sum() const {
 }
 
 Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
-  const std::int64_t begin_ns = monotonic_ns();
+  const std::int64_t begin_ns = TraceRecorder::now_ns();
   const auto nvme_before = io_ ? io_->totals() : tiers::nvme::IoTotals{};
   set_inputs(inputs);
   const bool held = pending_.has_value();
@@ -333,7 +347,7 @@ Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
     result.link_bytes["nvme_read"] = totals.read_bytes - nvme_before.read_bytes;
     result.link_bytes["nvme_write"] = totals.write_bytes - nvme_before.write_bytes;
   }
-  result.seconds = static_cast<double>(monotonic_ns() - begin_ns) * 1e-9;
+  result.seconds = static_cast<double>(TraceRecorder::now_ns() - begin_ns) * 1e-9;
   return result;
 }
 

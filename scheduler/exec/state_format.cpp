@@ -12,6 +12,13 @@ namespace {
 constexpr std::string_view kOptimizerName = "adamw";
 constexpr Dtype kCompute = Dtype::kF32;
 
+// Of "q8" until 30 Nov 2026: records of 32 elements, codes of m by softsign.
+constexpr std::string_view kFormerQ8Tag = "bf16/q8";
+
+std::string tag_of(const optim::Optimizer& optimizer) {
+  return fmt::format("{}/{}", dtype_name(optimizer.param_dtype), optimizer.layout);
+}
+
 }  // namespace
 
 plan::StateFormat state_format(std::string_view name) {
@@ -32,15 +39,18 @@ const optim::Optimizer& optimizer_of(const plan::StateFormat& format) {
 }
 
 std::string layout_tag(const plan::StateFormat& format) {
-  return fmt::format("{}/{}", dtype_name(optimizer_of(format).param_dtype), format.name);
+  return tag_of(optimizer_of(format));
+}
+
+bool is_former_tag(std::string_view tag) {
+  return tag == kFormerQ8Tag;
 }
 
 std::string_view state_of_tag(std::string_view tag) {
   for (const optim::Optimizer& optimizer : optim::optimizers()) {
     const bool of_compute =
         optim::find_optimizer(kOptimizerName, optimizer.state, kCompute) == &optimizer;
-    if (optimizer.name == kOptimizerName && of_compute &&
-        tag == fmt::format("{}/{}", dtype_name(optimizer.param_dtype), optimizer.state)) {
+    if (optimizer.name == kOptimizerName && of_compute && tag == tag_of(optimizer)) {
       return optimizer.state;
     }
   }

@@ -2,7 +2,8 @@
 // of one, and the name that a store gives it.
 //
 // Layout tags ("layout" of `inspect`, docs/store_format.md): dtype of the param extent, a slash,
-// the state format: "fp32/fp32", "fp32/bf16", "bf16/q8". Frozen tiles are fp32 in all of them.
+// the layout of the state format: "fp32/fp32", "fp32/bf16", "bf16/q8-planes". Frozen tiles are fp32
+// in all of them.
 // Threads: any. Failure: a tag that is not known gives null.
 #pragma once
 
@@ -24,5 +25,8 @@ namespace headrace::exec {
 
 // The optim.state of a store; empty: a tag that this version does not know.
 [[nodiscard]] std::string_view state_of_tag(std::string_view tag);
+
+// Whether an older version wrote it, for a layout that this one cannot read.
+[[nodiscard]] bool is_former_tag(std::string_view tag);
 
 }  // namespace headrace::exec

@@ -548,7 +548,7 @@ StateFormat bf16_format() {
 
 StateFormat q8_format() {
   return {
-      .name = "q8", .param_bytes = 2, .group_bytes = 104, .group_elements = 32, .decoded = true};
+      .name = "q8", .param_bytes = 2, .group_bytes = 208, .group_elements = 64, .decoded = true};
 }
 
 std::uint64_t bytes_over(const Plan& plan, const char* variant, const char* link) {

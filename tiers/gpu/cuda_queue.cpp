@@ -21,6 +21,12 @@ namespace {
 
 constexpr int kFailedQueriesMax = 100;
 
+Result<UniqueCudaEvent> make_event(unsigned flags, int device) {
+  cudaEvent_t event = nullptr;
+  HEADRACE_TRY(check(cudaEventCreateWithFlags(&event, flags), "cudaEventCreateWithFlags", device));
+  return UniqueCudaEvent(event);
+}
+
 }  // namespace
 
 // Closing cannot report; what a failure here would mean was seen by the calls before it.
@@ -71,12 +77,10 @@ Result<std::unique_ptr<CudaQueue>> CudaQueue::create(Runtime& runtime,
                      setup.device));
   queue->stream_.reset(stream);
   for (Slot& slot : queue->ring_) {
-    cudaEvent_t event = nullptr;
-    HEADRACE_TRY(check(cudaEventCreateWithFlags(&event, cudaEventDisableTiming),
-                       "cudaEventCreateWithFlags",
-                       setup.device));
-    slot.done.reset(event);
+    HEADRACE_ASSIGN(slot.done, make_event(cudaEventDisableTiming, setup.device));
+    HEADRACE_ASSIGN(slot.timing, make_event(cudaEventDefault, setup.device));
   }
+  HEADRACE_ASSIGN(queue->last_timing_, make_event(cudaEventDefault, setup.device));
   if (runtime.trace != nullptr) {
     queue->track_ = runtime.trace->add_track(queue->name());
   }
@@ -124,6 +128,16 @@ void CudaQueue::push_wait(const Event& event) {
   slot.name = "wait";
   slot.id = 0;
   slot.event = event;
+  publish();
+}
+
+void CudaQueue::push_timestamp(std::int64_t* target_ns) {
+  Slot& slot = claim();
+  slot.kind = Kind::kTimestamp;
+  slot.ticket = next_ticket();
+  slot.name = "timestamp";
+  slot.id = 0;
+  slot.target_ns = target_ns;
   publish();
 }
 
@@ -198,8 +212,8 @@ bool CudaQueue::issue_next(Slot& slot) {
       return false;
     }
     slot.issued_ns = TraceRecorder::now_ns();
-    slot.has_run = true;
-    if (Status status = run_body(slot); !status) {
+    slot.has_run = slot.kind != Kind::kTimestamp;
+    if (Status status = slot.has_run ? run_body(slot) : Status(); !status) {
       fail(slot, std::move(status).error());
     }
   }
@@ -274,7 +288,7 @@ void CudaQueue::record_behind(Slot& slot) {
     return;
   }
   if (Status status =
-          check(cudaEventRecord(slot.done.get(), stream_.get()), "cudaEventRecord", device_);
+          check(cudaEventRecord(slot.recorded(), stream_.get()), "cudaEventRecord", device_);
       !status) {
     fail(slot, std::move(status).error());
     return;
@@ -286,7 +300,7 @@ void CudaQueue::record_behind(Slot& slot) {
 // wrong while it ran.
 bool CudaQueue::front_is_over(Slot& slot) {
   if (slot.has_event) {
-    const cudaError_t error = cudaEventQuery(slot.done.get());
+    const cudaError_t error = cudaEventQuery(slot.recorded());
     if (error == cudaErrorNotReady || error == cudaSuccess) {
       return error == cudaSuccess;
     }
@@ -312,6 +326,9 @@ void CudaQueue::finish_front(Slot& slot) {
                             .id = static_cast<std::int64_t>(slot.id)});
   }
   last_finish_ns_ = now;
+  if (slot.kind == Kind::kTimestamp && slot.has_event && !runtime_.fault.raised()) {
+    take_time(slot, now);
+  }
   finish(slot.ticket);
   ++finished_slots_;
   {
@@ -320,6 +337,26 @@ void CudaQueue::finish_front(Slot& slot) {
     front_since_ns_ = now;
   }
   not_full_.notify_one();
+}
+
+// The event stays as what the next timestamp is measured from; the slot gets the one before.
+void CudaQueue::take_time(Slot& slot, std::int64_t seen_ns) {
+  const StreamClock::Bounds bounds{.issued_ns = slot.issued_ns, .seen_ns = seen_ns};
+  if (clock_.has_begun()) {
+    float elapsed_ms = 0;
+    if (Status status =
+            check(cudaEventElapsedTime(&elapsed_ms, last_timing_.get(), slot.timing.get()),
+                  "cudaEventElapsedTime",
+                  device_);
+        !status) {
+      fail(slot, std::move(status).error());
+      return;
+    }
+    *slot.target_ns = clock_.next(static_cast<double>(elapsed_ms), bounds);
+  } else {
+    *slot.target_ns = clock_.begin(bounds);
+  }
+  std::swap(last_timing_, slot.timing);
 }
 
 void CudaQueue::fail(const Slot& slot, Error error) {
@@ -332,7 +369,7 @@ CUevent_st* CudaQueue::issued_event(std::uint64_t ticket) const {
   for (std::uint64_t i = finished_slots_; i < issued_; ++i) {
     const Slot& slot = ring_[i % ring_.size()];
     if (slot.ticket == ticket) {
-      return slot.has_event ? slot.done.get() : nullptr;
+      return slot.has_event ? slot.recorded() : nullptr;
     }
   }
   return nullptr;

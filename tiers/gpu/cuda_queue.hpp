@@ -6,6 +6,9 @@
 // stream; a wait for any other queue (a thread, an NVMe lane) holds back what follows until that
 // work is done, so nothing on the GPU ever waits for the host.
 //
+// A timestamp is an event with timing on the stream; the poller turns it into the host's time
+// (stream_clock.hpp) when it finishes the ticket. The stream goes on meanwhile.
+//
 // Invariant: tickets finish in order, each after its event, also after a fault; no ticket of a
 // stream that still runs something finishes. Memory: rings and events are made with the poller.
 // Threads: submit, issue and wait by the scheduler's; bodies and every CUDA call by the poller's.
@@ -25,6 +28,7 @@
 
 #include "core/trace.hpp"
 #include "core/unique.hpp"
+#include "tiers/gpu/stream_clock.hpp"
 #include "tiers/queue.hpp"
 
 // The toolkit's opaque handles: cudaStream_t and cudaEvent_t are pointers to them.
@@ -95,25 +99,32 @@ class CudaQueue final : public Queue {
  protected:
   void push(const Operation& operation, Body body) override;
   void push_wait(const Event& event) override;
+  void push_timestamp(std::int64_t* target_ns) override;
   [[nodiscard]] std::optional<PendingWait> next_wait(std::uint64_t after,
                                                      std::uint64_t last) override;
 
  private:
   friend class StreamPoller;
 
-  enum class Kind : std::uint8_t { kWait, kBody, kIssue };
+  enum class Kind : std::uint8_t { kWait, kBody, kIssue, kTimestamp };
 
   struct Slot {
     Kind kind = Kind::kWait;
     std::uint64_t ticket = 0;
     const char* name = "";
     std::uint64_t id = 0;
-    Event event;  // of a wait
+    Event event;                        // of a wait
+    std::int64_t* target_ns = nullptr;  // of a timestamp
     Body body;
     UniqueCudaEvent done;    // recorded behind what the slot put on the stream
+    UniqueCudaEvent timing;  // a timestamp's in its place
     bool has_event = false;  // false: what the stream has left must be over
     bool has_run = false;
     std::int64_t issued_ns = 0;
+
+    [[nodiscard]] CUevent_st* recorded() const {
+      return kind == Kind::kTimestamp ? timing.get() : done.get();
+    }
   };
 
   struct WaitCompletion : Completion {
@@ -138,6 +149,7 @@ class CudaQueue final : public Queue {
   void record_behind(Slot& slot);
   [[nodiscard]] bool front_is_over(Slot& slot);
   void finish_front(Slot& slot);
+  void take_time(Slot& slot, std::int64_t seen_ns);
   void fail(const Slot& slot, Error error);
   // Whether the ticket's slot has its event on the stream.
   [[nodiscard]] CUevent_st* issued_event(std::uint64_t ticket) const;
@@ -160,7 +172,9 @@ class CudaQueue final : public Queue {
   std::uint64_t issued_ = 0;
   std::uint64_t finished_slots_ = 0;
   std::int64_t last_finish_ns_ = 0;
-  int failed_queries_ = 0;  // of the stream
+  StreamClock clock_;
+  UniqueCudaEvent last_timing_;  // of the timestamp before, once the clock has begun
+  int failed_queries_ = 0;       // of the stream
   TraceTrack track_;
 };
 

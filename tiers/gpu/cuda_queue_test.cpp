@@ -155,6 +155,29 @@ TEST_F(CudaQueues, APlainBodyRunsOnThePollerOnceWhatCameBeforeIsOver) {
   EXPECT_NE(first, std::this_thread::get_id());
 }
 
+// All is submitted while the poller is held, so it issues all before it asks what is over.
+TEST_F(CudaQueues, ATimestampDoesNotWaitForTheStream) {
+  CudaQueue& queue = poller_->queue(1);
+  Gate gate;
+  std::uint64_t finished = ~std::uint64_t{0};
+  std::int64_t time_ns = 0;
+  queue.issue({.name = "gate"}, [&gate](cudaStream_t) -> Status {
+    gate.pass();
+    return {};
+  });
+  queue.issue({.name = "first"}, [](cudaStream_t) -> Status { return {}; });
+  const std::uint64_t first = queue.record().ticket();
+  queue.timestamp(&time_ns);
+  queue.issue({.name = "second"}, [&queue, &finished](cudaStream_t) -> Status {
+    finished = queue.finished_ticket();
+    return {};
+  });
+  gate.open();
+  ASSERT_TRUE(queue.drain().has_value());
+  EXPECT_LT(finished, first) << "what follows the timestamp was issued once the stream was idle";
+  EXPECT_GT(time_ns, 0);
+}
+
 TEST_F(CudaQueues, WhatAQueueIsAtIsKnown) {
   EXPECT_FALSE(poller_->queue(1).describe_wait().has_value());
   ThreadQueue host(runtime_, "host", {});

@@ -355,7 +355,7 @@ Result<std::optional<NvmlFacts>> nvml_facts(NvmlUse use,
   const Error& error = facts.error();
   const bool absent = error.code == ExitCode::kHardwareAbsent;
   log(absent ? LogLevel::kDebug : LogLevel::kWarning,
-      fmt::format("{}: {}; {}", error.what, error.why, error.hint));
+      fmt::format("{}: {}{}{}", error.what, error.why, error.hint.empty() ? "" : "; ", error.hint));
   return std::optional<NvmlFacts>();
 }
 

@@ -6,8 +6,12 @@
 #include <gtest/gtest.h>
 #include <unistd.h>
 
+#include <fstream>
+#include <sstream>
 #include <string>
 
+#include "core/log.hpp"
+#include "core/test_folder.hpp"
 #include "tiers/gpu/fake_nvml.hpp"
 
 #if __has_include(<nvml.h>)
@@ -282,6 +286,29 @@ TEST(Nvml, AGpuThatItDoesNotKnowIsNamed) {
   EXPECT_NE(facts.error().what.find("0000:AF:00.0"), std::string::npos);
 }
 
+// What auto writes to the log.
+std::string logged_by(const std::string& library) {
+  const TestFolder folder;
+  const std::string path = folder.path("log");
+  EXPECT_TRUE(set_log_file(path).has_value());
+  const std::string mark = "asking now";
+  log_to_file(LogLevel::kInfo, mark);
+  EXPECT_TRUE(nvml_facts(NvmlUse::kAuto, kPciId, library).has_value());
+  close_log_file();
+  std::ifstream file(path);
+  std::stringstream text;
+  text << file.rdbuf();
+  return text.str().substr(text.str().rfind(mark));
+}
+
+TEST(Nvml, AutoSaysInTheLogWhatFailed) {
+  FakeLibrary library(HEADRACE_FAKE_NVML);
+  library->init_result = nvml_abi::kLibRmVersionMismatch;
+  const std::string text = logged_by(library.path());
+  EXPECT_NE(text.find(" warning nvml: the driver was updated"), std::string::npos) << text;
+  EXPECT_NE(text.find("reboot the machine"), std::string::npos) << text;
+}
+
 TEST(Nvml, AMachineWithoutTheLibraryIsAnErrorWithOnOnly) {
   const std::string library = "libheadrace-no-such-nvml.so.1";
   for (const NvmlUse use : {NvmlUse::kAuto, NvmlUse::kOff}) {
@@ -289,6 +316,8 @@ TEST(Nvml, AMachineWithoutTheLibraryIsAnErrorWithOnOnly) {
     ASSERT_TRUE(facts.has_value());
     EXPECT_FALSE(facts->has_value());
   }
+  EXPECT_NE(logged_by(library).find(" debug nvml: there is no " + library), std::string::npos)
+      << logged_by(library);
   const auto facts = nvml_facts(NvmlUse::kOn, kPciId, library);
   ASSERT_FALSE(facts.has_value());
   EXPECT_EQ(facts.error().code, ExitCode::kHardwareAbsent);

@@ -117,17 +117,20 @@ Status check_space(const std::string& folder,
                    std::optional<std::uint64_t> space_bytes_max) {
   if (space_bytes_max && bytes > *space_bytes_max) {
     return does_not_fit_error(fmt::format("nvme tier: no space in '{}'", folder))
-        .with_why(fmt::format(
-            "the store needs {} bytes, the folder may hold {}", bytes, *space_bytes_max))
+        .with_why(fmt::format("the store needs {} bytes, the folder may hold {}: {} are missing",
+                              bytes,
+                              *space_bytes_max,
+                              bytes - *space_bytes_max))
         .with_hint("raise the folder's `space`, or keep less on NVMe");
   }
   HEADRACE_ASSIGN(const Filesystem filesystem, filesystem_of(folder));
   if (bytes > filesystem.free_bytes) {
     return does_not_fit_error(fmt::format("nvme tier: no space in '{}'", folder))
-        .with_why(fmt::format("the store needs {} bytes, {} of {} are free",
+        .with_why(fmt::format("the store needs {} bytes, {} of {} are free: {} are missing",
                               bytes,
                               filesystem.free_bytes,
-                              filesystem.total_bytes))
+                              filesystem.total_bytes,
+                              bytes - filesystem.free_bytes))
         .with_hint(
             "free space there (`headrace store list` shows other stores), or use another "
             "folder");

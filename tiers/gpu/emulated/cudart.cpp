@@ -289,9 +289,9 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t event, unsigned
                    [stream, event](Engine& engine) { return engine.wait(stream, event); });
 }
 
-cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int /*flags*/) {
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned int flags) {
   return with_call("cudaEventCreateWithFlags",
-                   [event](Engine& engine) { return engine.create_event(event); });
+                   [event, flags](Engine& engine) { return engine.create_event(event, flags); });
 }
 
 cudaError_t cudaEventDestroy(cudaEvent_t event) {
@@ -308,6 +308,12 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
   return with_call("cudaEventQuery", [event](Engine& engine) { return engine.query_event(event); });
+}
+
+cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  return with_call("cudaEventElapsedTime", [milliseconds, begin, end](Engine& engine) {
+    return engine.elapsed(milliseconds, begin, end);
+  });
 }
 
 cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) {

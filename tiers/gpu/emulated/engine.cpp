@@ -280,11 +280,12 @@ cudaError_t Engine::destroy_stream(cudaStream_t stream) {
   return allowed ? cudaSuccess : cudaErrorNotPermitted;
 }
 
-cudaError_t Engine::create_event(cudaEvent_t* event) {
+cudaError_t Engine::create_event(cudaEvent_t* event, unsigned flags) {
   if (!may_change("cudaEventCreate")) {
     return cudaErrorNotPermitted;
   }
-  auto made = std::make_unique<EmulatedEvent>(EmulatedEvent{.number = next_number_++});
+  auto made = std::make_unique<EmulatedEvent>(
+      EmulatedEvent{.number = next_number_++, .has_timing = (flags & cudaEventDisableTiming) == 0});
   *event = reinterpret_cast<cudaEvent_t>(made.get());
   events_.emplace(made->number, std::move(made));
   return cudaSuccess;
@@ -353,6 +354,33 @@ cudaError_t Engine::record(cudaEvent_t event, cudaStream_t stream) {
   found->not_ready_answers = static_cast<int>(below(kNotReadyAnswersMax + 1));
   submit(*on,
          {.kind = StreamOperation::Kind::kRecord, .event = found, .version = ++found->recorded});
+  return cudaSuccess;
+}
+
+// Of the last record of each; it does not make anything run.
+cudaError_t Engine::elapsed(float* milliseconds, cudaEvent_t begin, cudaEvent_t end) {
+  const EmulatedEvent* first = event_of(begin, "cudaEventElapsedTime");
+  const EmulatedEvent* second = event_of(end, "cudaEventElapsedTime");
+  if (first == nullptr || second == nullptr) {
+    return cudaErrorInvalidResourceHandle;
+  }
+  for (const EmulatedEvent* event : {first, second}) {
+    if (!event->has_timing || event->recorded == 0) {
+      violate("cudaEventElapsedTime of an event " +
+              std::string(event->has_timing ? "that was never recorded" : "without timing"));
+      return cudaErrorInvalidResourceHandle;
+    }
+  }
+  if (milliseconds == nullptr) {
+    return cudaErrorInvalidValue;
+  }
+  if (first->done < first->recorded || second->done < second->recorded) {
+    violate("cudaEventElapsedTime of a record that has not run");
+    return cudaErrorNotReady;
+  }
+  constexpr double kNsPerMillisecond = 1e6;
+  const std::int64_t ns = (second->done_tick - first->done_tick) * kNsPerTick;
+  *milliseconds = static_cast<float>(static_cast<double>(ns) / kNsPerMillisecond);
   return cudaSuccess;
 }
 

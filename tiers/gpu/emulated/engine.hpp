@@ -21,12 +21,17 @@
 
 namespace headrace::tiers::gpu::emulated {
 
+// Of the device's clock: "a resolution of around 0.5 microseconds".
+inline constexpr std::int64_t kNsPerTick = 500;
+
 struct EmulatedEvent {
   std::uint64_t number = 0;
   std::uint64_t recorded = 0;  // version of the last record that was put on a stream
   std::uint64_t done = 0;      // version of the last record that has run
   int not_ready_answers = 0;   // that queries of `recorded` still get before it is made to run
   std::uint64_t stream = 0;    // of the last record, by number
+  bool has_timing = false;
+  std::int64_t done_tick = 0;  // of the device's clock, when `done` ran
 };
 
 struct StreamOperation {
@@ -74,10 +79,11 @@ class Engine {
   [[nodiscard]] cudaError_t create_stream(cudaStream_t* stream);
   [[nodiscard]] cudaError_t destroy_stream(cudaStream_t stream);
   [[nodiscard]] cudaError_t query_stream(cudaStream_t stream);
-  [[nodiscard]] cudaError_t create_event(cudaEvent_t* event);
+  [[nodiscard]] cudaError_t create_event(cudaEvent_t* event, unsigned flags);
   [[nodiscard]] cudaError_t destroy_event(cudaEvent_t event);
   [[nodiscard]] cudaError_t query_event(cudaEvent_t event);
   [[nodiscard]] cudaError_t record(cudaEvent_t event, cudaStream_t stream);
+  [[nodiscard]] cudaError_t elapsed(float* milliseconds, cudaEvent_t begin, cudaEvent_t end);
   [[nodiscard]] cudaError_t wait(cudaStream_t stream, cudaEvent_t event);
   // Runs everything: a violation once frozen.
   [[nodiscard]] cudaError_t synchronize(const char* function);
@@ -149,6 +155,7 @@ class Engine {
   void execute(StreamOperation& operation);
   void execute_copy(StreamOperation& operation);
   void open_device(bool open);
+  [[nodiscard]] std::int64_t device_tick() const;
 
   // Host memory that copies will read or write.
   void poison_targets();

@@ -7,10 +7,13 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <string>
+#include <thread>
 #include <vector>
 
+#include "core/trace.hpp"
 #include "tiers/memory.hpp"
 #include "tiers/test_support.hpp"
 
@@ -21,7 +24,8 @@ constexpr std::size_t kBytes = 1024;
 constexpr std::size_t kBuffers = 4;
 constexpr std::uint64_t kSeeds = 60;
 
-// Two streams, four events, four buffers on either side, by the raw calls of CUDA.
+// Two streams, four events and two with timing, four buffers on either side, by the raw calls of
+// CUDA.
 class Machine {
  public:
   explicit Machine(std::uint64_t seed) {
@@ -40,12 +44,18 @@ class Machine {
     for (cudaEvent_t& event : events) {
       EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDisableTiming), cudaSuccess);
     }
+    for (cudaEvent_t& event : timing) {
+      EXPECT_EQ(cudaEventCreateWithFlags(&event, cudaEventDefault), cudaSuccess);
+    }
     freeze();
   }
 
   ~Machine() {
     thaw();
     for (cudaEvent_t event : events) {
+      (void)cudaEventDestroy(event);
+    }
+    for (cudaEvent_t event : timing) {
       (void)cudaEventDestroy(event);
     }
     for (cudaStream_t stream : streams) {
@@ -97,6 +107,7 @@ class Machine {
 
   std::array<cudaStream_t, 2> streams = {};
   std::array<cudaEvent_t, 4> events = {};
+  std::array<cudaEvent_t, 2> timing = {};
 
  private:
   std::unique_ptr<Arena> host_;
@@ -330,6 +341,63 @@ TEST(EmulatedCuda, AfterTheFreezeNothingIsMadeDestroyedOrWaitedFor) {
                            "cudaEventSynchronize"}) {
     EXPECT_TRUE(violated(std::string(call) + " after the plan was frozen")) << call;
   }
+}
+
+// What passes between two records is what the host saw, on a clock that is off by a thousandth.
+TEST(EmulatedCuda, ElapsedTimesLieWithinWhatTheHostSaw) {
+  constexpr double kNsPerMs = 1e6;
+  constexpr double kOff = 1e-3;
+  constexpr double kTicksNs = 1000;
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    const Machine machine(seed * 37);
+    EXPECT_EQ(machine.to_device(0, 0, 0), cudaSuccess);
+    const std::int64_t before_ns = TraceRecorder::now_ns();
+    EXPECT_EQ(cudaEventRecord(machine.timing[0], machine.streams[0]), cudaSuccess);
+    machine.finish(0);
+    const std::int64_t over_ns = TraceRecorder::now_ns();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));  // tidy_test: time must pass
+    const std::int64_t later_ns = TraceRecorder::now_ns();
+    EXPECT_EQ(cudaEventRecord(machine.timing[1], machine.streams[0]), cudaSuccess);
+    machine.finish(0);
+    const std::int64_t after_ns = TraceRecorder::now_ns();
+    float elapsed_ms = -1;
+    ASSERT_EQ(cudaEventElapsedTime(&elapsed_ms, machine.timing[0], machine.timing[1]), cudaSuccess);
+    const double elapsed_ns = static_cast<double>(elapsed_ms) * kNsPerMs;
+    EXPECT_GE(elapsed_ns, static_cast<double>(later_ns - over_ns) * (1 - kOff) - kTicksNs);
+    EXPECT_LE(elapsed_ns, static_cast<double>(after_ns - before_ns) * (1 + kOff) + kTicksNs);
+    EXPECT_EQ(violations(), std::vector<std::string>{});
+  }
+}
+
+TEST(EmulatedCuda, ElapsedTimesAreOfRecordsThatHaveRunAndOfEventsWithTiming) {
+  const Machine machine(0);  // nothing runs before it must
+  float elapsed_ms = 0;
+  EXPECT_EQ(cudaEventRecord(machine.timing[0], machine.streams[0]), cudaSuccess);
+  EXPECT_EQ(cudaEventRecord(machine.events[0], machine.streams[0]), cudaSuccess);
+  EXPECT_EQ(cudaEventElapsedTime(&elapsed_ms, machine.timing[0], machine.timing[1]),
+            cudaErrorInvalidResourceHandle);
+  EXPECT_TRUE(violated("cudaEventElapsedTime of an event that was never recorded"));
+  machine.finish(0);
+  EXPECT_EQ(cudaEventElapsedTime(&elapsed_ms, machine.timing[0], machine.events[0]),
+            cudaErrorInvalidResourceHandle);
+  EXPECT_EQ(cudaEventElapsedTime(&elapsed_ms, machine.events[0], machine.timing[0]),
+            cudaErrorInvalidResourceHandle);
+  EXPECT_TRUE(violated("cudaEventElapsedTime of an event without timing"));
+  EXPECT_EQ(cudaEventRecord(machine.timing[1], machine.streams[0]), cudaSuccess);
+  EXPECT_EQ(cudaEventElapsedTime(&elapsed_ms, machine.timing[0], machine.timing[1]),
+            cudaErrorNotReady);
+  EXPECT_TRUE(violated("cudaEventElapsedTime of a record that has not run"));
+  machine.finish(0);
+  EXPECT_EQ(cudaEventElapsedTime(nullptr, machine.timing[0], machine.timing[1]),
+            cudaErrorInvalidValue);
+  EXPECT_EQ(cudaEventElapsedTime(&elapsed_ms, machine.timing[0], machine.timing[1]), cudaSuccess);
+  // Recorded again: of the new record, which has not run.
+  EXPECT_EQ(cudaEventRecord(machine.timing[0], machine.streams[0]), cudaSuccess);
+  EXPECT_EQ(cudaEventElapsedTime(&elapsed_ms, machine.timing[0], machine.timing[1]),
+            cudaErrorNotReady);
+  machine.finish(0);
+  EXPECT_EQ(cudaEventElapsedTime(&elapsed_ms, machine.timing[0], machine.timing[1]), cudaSuccess);
+  EXPECT_LE(elapsed_ms, 0.0F);
 }
 
 TEST(EmulatedCuda, TheDefaultStreamIsRefused) {

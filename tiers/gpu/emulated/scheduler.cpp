@@ -11,6 +11,7 @@
 
 #include "core/assert.hpp"
 #include "core/hash.hpp"
+#include "core/trace.hpp"
 #include "tiers/gpu/emulated/engine.hpp"
 
 namespace headrace::tiers::gpu::emulated {
@@ -173,7 +174,17 @@ void Engine::run_front(EmulatedStream& stream) {
     poison_targets();
   } else if (operation.kind == StreamOperation::Kind::kRecord) {
     operation.event->done = operation.version;
+    operation.event->done_tick = device_tick();
   }
+}
+
+// The device's clock is not the host's: by seed it gains or loses up to a thousandth.
+std::int64_t Engine::device_tick() const {
+  constexpr std::int64_t kMillion = 1'000'000;
+  constexpr std::int64_t kGainMax = 1000;
+  const auto gain = static_cast<std::int64_t>(options.seed % (2 * kGainMax + 1)) - kGainMax;
+  const std::int64_t ticks = TraceRecorder::now_ns() / kNsPerTick;
+  return ticks + ticks * gain / kMillion;
 }
 
 void Engine::execute(StreamOperation& operation) {
