@@ -27,16 +27,19 @@ const std::vector<OptionSpec>& common_options() {
 // The parser and where it puts what it finds.
 struct Parser {
   CLI::App app;
-  std::map<std::string, std::string> positionals;
+  std::map<std::string, std::vector<std::string>> positionals;
   std::map<std::string, std::vector<std::string>> values;
   std::map<std::string, std::size_t> flags;  // times given
 
   explicit Parser(const CommandSpec& spec) : app(spec.summary, "headrace " + spec.name) {
     app.set_help_flag("--help", "Print this help");
     for (const PositionalSpec& positional : spec.positionals) {
-      app.add_option(positional.name, positionals[positional.name], positional.help)
-          ->option_text(positional.required ? "(required)" : " ")
-          ->required(positional.required);
+      CLI::Option* option =
+          app.add_option(positional.name, positionals[positional.name], positional.help);
+      option->option_text(positional.required ? "(required)" : " ")->required(positional.required);
+      if (!positional.repeated) {
+        option->expected(1)->allow_extra_args(false);
+      }
     }
     for (const OptionSpec& option : spec.options) {
       add(option);
@@ -141,14 +144,11 @@ Result<Parsed> parse_arguments(const CommandSpec& spec, const std::vector<std::s
     return usage(spec, error.what());
   }
   Parsed parsed;
-  for (const auto& [name, values] : parser->values) {
-    for (const std::string& value : values) {
-      parsed.arguments.add(name, value);
-    }
-  }
-  for (const auto& [name, value] : parser->positionals) {
-    if (parser->app.count(name) > 0) {
-      parsed.arguments.add(name, value);
+  for (const auto* given : {&parser->values, &parser->positionals}) {
+    for (const auto& [name, values] : *given) {
+      for (const std::string& value : values) {
+        parsed.arguments.add(name, value);
+      }
     }
   }
   for (const auto& [name, times] : parser->flags) {

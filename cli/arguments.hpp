@@ -19,6 +19,7 @@ struct PositionalSpec {
   std::string name;  // "RUN.toml"
   std::string help;
   bool required = true;
+  bool repeated = false;  // the last one may be
 };
 
 struct OptionSpec {

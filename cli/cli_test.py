@@ -18,9 +18,10 @@ import time
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 import harness
-from harness import INTERRUPTED, OK, OPERATING, USAGE, must
+from harness import HARDWARE_ABSENT, INTERRUPTED, OK, OPERATING, USAGE, must
 
-COMMANDS = ["train", "plan", "eval", "generate", "export", "store", "inspect", "verify"]
+COMMANDS = ["train", "plan", "eval", "generate", "export", "store", "inspect", "verify",
+            "doctor"]
 STEPS = 6
 CASES = []
 
@@ -148,6 +149,7 @@ def result_words(world):
         "inspect of a run": ["inspect", world.run_dir],
         "inspect of a store": ["inspect", next((world.run_dir / "store").iterdir())],
         "verify of a run": ["verify", world.run_dir],
+        "doctor": ["doctor", world.folder],
         "verify of a store": ["verify", next((world.run_dir / "store").iterdir())],
     }
 
@@ -227,6 +229,75 @@ def progress_on_a_terminal(world):
 
 
 # ---- commands ----
+
+
+@case
+def doctor(world):
+    before = harness.fingerprint(world.folder)
+    told = must(world.run("doctor", world.folder, world.config))
+    lines = told.out.splitlines()
+    for name in ("cpu", "memory", "huge pages", "io_uring", "profile", "gpu", "folder", "run"):
+        found = [line for line in lines if line.startswith(f"{name} ")]
+        world.report.check(f"doctor tells of {name}", found, told)
+    says = "training       nothing here stops it on the CPU; on a GPU it is not in this version"
+    world.report.equal("and that a GPU trains nothing yet", lines[-1], says)
+    facts = must(world.run("doctor", "--json", world.folder, world.config)).json()
+    run_dirs = [run["dir"] for run in facts["runs"]]
+    world.report.equal("doctor --json has the run", run_dirs, [str(world.run_dir)])
+    places = [(folder["path"], folder["stores"]) for folder in facts["folders"]]
+    stores = [(str(world.folder), 0), (str(world.run_dir / "store"), 1)]
+    world.report.equal("and each folder with its stores", places, stores)
+    world.report.equal("and no error", facts["can_train"], True)
+    gone = world.run("doctor", world.folder / "no" / "where", "--json")
+    what = gone.json()["problems"][-1]
+    good = gone.code == OPERATING and what["stops_training"] and "no folder" in what["what"]
+    world.report.check("a folder that cannot be is an error of the machine, exit 1", good, gone)
+    world.fails("doctor of a RUN.toml with an error", USAGE, "doctor", world.text)
+    changed = harness.changes(before, harness.fingerprint(world.folder))
+    world.report.check("doctor leaves everything as it was", not changed, changed)
+
+
+@case
+def gpu_of_the_doctor(world):
+    told = must(world.run("doctor"))
+    gpu = must(world.run("doctor", "--json", "--nvml", "off")).json()["gpu"]
+    lines = [line for line in told.out.splitlines() if line.startswith("gpu ")]
+    world.report.equal("a line tells of the GPU", len(lines), 1)
+    world.report.equal("which trains nothing", gpu["trains"], False)
+    if not gpu["cuda"]:
+        world.report.check("a binary without CUDA says so", "without CUDA" in lines[0], told)
+        world.fails("and cannot ask NVML", USAGE, "doctor", "--nvml", "on", says=["without CUDA"])
+    elif gpu["driver"] is None:
+        expected = f"none: {gpu['runtime']} in this binary, no NVIDIA driver on this machine"
+        world.report.equal("a machine without driver", lines[0].split(maxsplit=1)[1], expected)
+        world.fails("NVML without driver", HARDWARE_ABSENT, "doctor", "--nvml", "on", says=["nvml"])
+    else:
+        world.report.check("each GPU has its name", all(g["name"] for g in gpu["devices"]), gpu)
+
+
+@case
+def no_gpu_unless_asked_for(world):
+    """The loader tells every library that is looked for; the driver's is libcuda.so."""
+    environment = {**world.headrace.environment, "LD_DEBUG": "files", "OMP_WAIT_POLICY": "passive"}
+
+    def looked_for(*words):
+        told = world.headrace.run(*words, environment=environment)
+        if "calling init" not in told.err:
+            world.report.skip("what the loader does", "it does not tell")
+            return None
+        return "libcuda.so" in told.err
+
+    words = {"--version": ["--version"], **result_words(world)}
+    del words["doctor"]
+    for fact, command in words.items():
+        if fact == "export":
+            command = [*command, "--overwrite"]
+        found = looked_for(*command)
+        if found is None:
+            return
+        world.report.check(f"{fact} does not look for a driver", not found, command)
+    if must(world.run("doctor", "--json")).json()["gpu"]["cuda"]:
+        world.report.check("doctor does", looked_for("doctor"))
 
 
 @case

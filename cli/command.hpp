@@ -32,5 +32,6 @@ extern const Command kExportCommand;
 extern const Command kStoreCommand;
 extern const Command kInspectCommand;
 extern const Command kVerifyCommand;
+extern const Command kDoctorCommand;
 
 }  // namespace headrace::cli

@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "tiers/gpu/nvml.hpp"
 
 namespace headrace::cli {
 
@@ -20,6 +21,10 @@ struct Gpu {
   std::string pci_id;  // "0000:3B:00.0"
   int compute_major = 0, compute_minor = 0;
   std::uint64_t memory_bytes = 0;
+  std::optional<int> numa_node = {};  // whose memory is nearest
+  // What the driver's management library knows besides; nothing: not asked, or it cannot tell.
+  std::optional<tiers::gpu::NvmlFacts> nvml = {};
+  std::vector<std::string> warnings = {};  // that follow from it
 };
 
 struct CudaFacts {
@@ -32,5 +37,9 @@ struct CudaFacts {
 };
 
 [[nodiscard]] CudaFacts cuda_facts();
+
+// Adds what NVML knows to each GPU. Returned: that it cannot be asked, or not about one of them
+// (kHardwareAbsent: there is no such library or driver; kUsage: this binary has no CUDA).
+[[nodiscard]] Status add_nvml_facts(CudaFacts& facts);
 
 }  // namespace headrace::cli

@@ -24,15 +24,16 @@
 namespace headrace::cli {
 namespace {
 
-const std::array<const Command*, 8>& commands() {
-  static const std::array<const Command*, 8> table = {&kTrainCommand,
+const std::array<const Command*, 9>& commands() {
+  static const std::array<const Command*, 9> table = {&kTrainCommand,
                                                       &kPlanCommand,
                                                       &kEvalCommand,
                                                       &kGenerateCommand,
                                                       &kExportCommand,
                                                       &kStoreCommand,
                                                       &kInspectCommand,
-                                                      &kVerifyCommand};
+                                                      &kVerifyCommand,
+                                                      &kDoctorCommand};
   return table;
 }
 

@@ -1,3 +1,8 @@
 message(STATUS "headrace ${PROJECT_VERSION}: ${CMAKE_BUILD_TYPE}")
 message(STATUS "  tests ${HEADRACE_TESTS}, benchmarks ${HEADRACE_BENCH}, sanitizers '${HEADRACE_SANITIZE}'")
 message(STATUS "  CUDA (asked: ${HEADRACE_CUDA}): headers ${HEADRACE_CUDA_HEADERS}, libraries ${HEADRACE_CUDA_FOUND}")
+if(HEADRACE_NVCC)
+  message(STATUS "  CUDA kernels: nvcc ${CMAKE_CUDA_COMPILER_VERSION} for sm ${CMAKE_CUDA_ARCHITECTURES}")
+else()
+  message(STATUS "  CUDA kernels: none are compiled (no nvcc, or no benchmarks)")
+endif()

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 #include <sched.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -73,6 +74,7 @@ struct CgroupPaths {
   std::string unified;  // of v2, "" where it is not mounted
   std::string memory;   // of v1
   std::string cpu;      // of v1
+  std::string pids;     // of v1
 };
 
 // Lines "hierarchy:controllers:path" of /proc/self/cgroup.
@@ -95,6 +97,9 @@ CgroupPaths cgroup_paths(const SystemRoots& roots) {
     }
     if (controllers.find(",cpu,") != std::string::npos) {
       paths.cpu = path;
+    }
+    if (controllers.find(",pids,") != std::string::npos) {
+      paths.pids = path;
     }
   });
   return paths;
@@ -198,8 +203,96 @@ int affinity_cores() {
 
 }  // namespace
 
+CoreLimits core_limits(const SystemRoots& roots) {
+  const int quota = quota_cores(roots);
+  return {.affinity = std::max(1, affinity_cores()),
+          .quota = quota < std::numeric_limits<int>::max() ? std::optional(quota) : std::nullopt};
+}
+
 int usable_cores(const SystemRoots& roots) {
-  return std::max(1, std::min(affinity_cores(), quota_cores(roots)));
+  const CoreLimits limits = core_limits(roots);
+  return std::max(1, std::min(limits.affinity, limits.quota.value_or(limits.affinity)));
+}
+
+HugePages huge_pages(const SystemRoots& roots) {
+  HugePages pages;
+  // "always [madvise] never"
+  const std::string modes =
+      read_small(roots.sys + "/kernel/mm/transparent_hugepage/enabled").value_or("");
+  const std::size_t begin = modes.find('[');
+  const std::size_t end = modes.find(']', std::min(begin, modes.size()));
+  if (end != std::string::npos) {
+    pages.transparent = modes.substr(begin + 1, end - begin - 1);
+  }
+  const std::string text = read_small(roots.proc + "/meminfo").value_or("");
+  pages.page_bytes = field_of(text, "Hugepagesize") * kKib;
+  pages.reserved = field_of(text, "HugePages_Total");
+  pages.reserved_free = field_of(text, "HugePages_Free");
+  return pages;
+}
+
+std::vector<NumaNode> numa_nodes(const SystemRoots& roots) {
+  const std::string folder = roots.sys + "/devices/system/node";
+  const Result<std::vector<std::string>> names = list_directory(folder);
+  std::vector<NumaNode> nodes;
+  for (const std::string& name : names ? *names : std::vector<std::string>()) {
+    constexpr std::string_view kPrefix = "node";
+    const auto number = name.starts_with(kPrefix)
+                            ? number_of(std::string_view(name).substr(kPrefix.size()))
+                            : std::nullopt;
+    if (!number) {
+      continue;
+    }
+    const std::string path = fmt::format("{}/{}", folder, name);
+    // "Node 0 MemTotal:       65536 kB"
+    const std::string text = read_small(path + "/meminfo").value_or("");
+    const std::string_view key = "MemTotal:";
+    const std::size_t at = text.find(key);
+    const std::uint64_t kib =
+        at == std::string::npos
+            ? 0
+            : number_of(std::string_view(text).substr(at + key.size())).value_or(0);
+    nodes.push_back({.number = static_cast<int>(*number),
+                     .total_bytes = kib * kKib,
+                     .cores = std::string(trimmed(read_small(path + "/cpulist").value_or("")))});
+  }
+  std::sort(nodes.begin(), nodes.end(), [](const NumaNode& one, const NumaNode& other) {
+    return one.number < other.number;
+  });
+  return nodes;
+}
+
+ProcessLimits process_limits(const SystemRoots& roots) {
+  const auto limit_of = [](auto resource) -> std::optional<std::uint64_t> {
+    rlimit limit = {};
+    const bool bounded = ::getrlimit(resource, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+    return bounded ? std::optional<std::uint64_t>(limit.rlim_cur) : std::nullopt;
+  };
+  ProcessLimits limits = {.locked_bytes = limit_of(RLIMIT_MEMLOCK),
+                          .open_files = limit_of(RLIMIT_NOFILE),
+                          .processes = limit_of(RLIMIT_NPROC)};
+  constexpr unsigned kCapIpcLock = 14;
+  constexpr int kHexadecimal = 16;
+  for_each_line(read_small(roots.proc + "/self/status").value_or(""), [&](std::string_view line) {
+    constexpr std::string_view kKey = "CapEff:";
+    if (line.starts_with(kKey)) {
+      const std::string_view digits = trimmed(line.substr(kKey.size()));
+      std::uint64_t bits = 0;
+      std::from_chars(digits.data(), digits.data() + digits.size(), bits, kHexadecimal);
+      limits.may_lock_more = (bits >> kCapIpcLock & 1U) != 0;
+    }
+  });
+  const CgroupPaths paths = cgroup_paths(roots);
+  std::vector<std::string> folders = folders_of(roots.cgroup, paths.unified);
+  for (const std::string& folder : folders_of(roots.cgroup + "/pids", paths.pids)) {
+    folders.push_back(folder);
+  }
+  for (const std::string& folder : folders) {
+    if (const auto tasks = read_number(folder + "/pids.max")) {
+      limits.cgroup_tasks = std::min(limits.cgroup_tasks.value_or(*tasks), *tasks);
+    }
+  }
+  return limits;
 }
 
 Result<HostMemory> host_memory(const SystemRoots& roots) {

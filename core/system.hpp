@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "core/error.hpp"
 
@@ -17,7 +18,16 @@ namespace headrace {
 struct SystemRoots {
   std::string proc = "/proc";
   std::string cgroup = "/sys/fs/cgroup";
+  std::string sys = "/sys";
 };
+
+// What bounds the number of CPUs that this process may run on.
+struct CoreLimits {
+  int affinity = 1;
+  std::optional<int> quota = {};  // the cgroup's, rounded up, where there is one
+};
+
+[[nodiscard]] CoreLimits core_limits(const SystemRoots& roots = {});
 
 // CPUs that this process may run on, no more than the cgroup's quota rounded up; at least 1.
 [[nodiscard]] int usable_cores(const SystemRoots& roots = {});
@@ -31,6 +41,35 @@ struct HostMemory {
 };
 
 [[nodiscard]] Result<HostMemory> host_memory(const SystemRoots& roots = {});
+
+// How the system gives huge pages.
+struct HugePages {
+  std::string transparent;       // "always", "madvise", "never"; "" where it does not say
+  std::uint64_t page_bytes = 0;  // of the reserved pool; 0: there is none
+  std::uint64_t reserved = 0, reserved_free = 0;  // pages
+};
+
+[[nodiscard]] HugePages huge_pages(const SystemRoots& roots = {});
+
+struct NumaNode {
+  int number = 0;
+  std::uint64_t total_bytes = 0;
+  std::string cores;  // "0-15,32-47"
+};
+
+// By number; empty where the system does not tell.
+[[nodiscard]] std::vector<NumaNode> numa_nodes(const SystemRoots& roots = {});
+
+// Limits of this process, as it is; nothing: unlimited.
+struct ProcessLimits {
+  std::optional<std::uint64_t> locked_bytes = {};  // `ulimit -l`
+  bool may_lock_more = false;                      // CAP_IPC_LOCK: the limit does not bind
+  std::optional<std::uint64_t> open_files = {};    // `ulimit -n`
+  std::optional<std::uint64_t> processes = {};     // `ulimit -u`: of the user, threads counted
+  std::optional<std::uint64_t> cgroup_tasks = {};  // pids.max: of the cgroup, threads counted
+};
+
+[[nodiscard]] ProcessLimits process_limits(const SystemRoots& roots = {});
 
 struct ProcessMemory {
   std::uint64_t anonymous_bytes = 0;  // RssAnon + RssShmem, transparent huge pages included

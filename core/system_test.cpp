@@ -2,6 +2,7 @@
 #include "core/system.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <cstddef>
@@ -32,7 +33,8 @@ class SystemTest : public ::testing::Test {
   }
 
   [[nodiscard]] SystemRoots roots() const {
-    return {.proc = folder_.path("proc"), .cgroup = folder_.path("cgroup")};
+    return {
+        .proc = folder_.path("proc"), .cgroup = folder_.path("cgroup"), .sys = folder_.path("sys")};
   }
 
   TestFolder folder_;
@@ -99,6 +101,65 @@ TEST_F(SystemTest, AQuotaIsRoundedUpToWholeCores) {
   EXPECT_EQ(usable_cores(roots()), 1);
   put("cgroup/cpu.max", "150000 100000\n");
   EXPECT_EQ(usable_cores(roots()), std::min(all, 2));
+}
+
+TEST_F(SystemTest, AQuotaIsToldBesideTheAffinity) {
+  put("proc/self/cgroup", "0::/\n");
+  EXPECT_FALSE(core_limits(roots()).quota);
+  put("cgroup/cpu.max", "150000 100000\n");
+  EXPECT_EQ(core_limits(roots()).quota, 2);
+  EXPECT_GE(core_limits(roots()).affinity, 1);
+}
+
+TEST_F(SystemTest, HugePagesAreWhatTheSystemWillGive) {
+  put("sys/kernel/mm/transparent_hugepage/enabled", "always [madvise] never\n");
+  const HugePages pages = huge_pages(roots());
+  EXPECT_EQ(pages.transparent, "madvise");
+  EXPECT_EQ(pages.page_bytes, 2 * kMib);
+  EXPECT_EQ(pages.reserved_free, 3U);
+  put("sys/kernel/mm/transparent_hugepage/enabled", "");
+  EXPECT_EQ(huge_pages(roots()).transparent, "");
+}
+
+TEST_F(SystemTest, NumaNodesComeByNumber) {
+  EXPECT_TRUE(numa_nodes(roots()).empty());
+  for (const int number : {10, 2}) {
+    const std::string node = "sys/devices/system/node/node" + std::to_string(number);
+    put(node + "/meminfo", "Node 2 MemTotal:       1024 kB\nNode 2 MemFree: 5 kB\n");
+    put(node + "/cpulist", std::to_string(number) + "-15\n");
+  }
+  put("sys/devices/system/node/online", "2,10\n");
+  const std::vector<NumaNode> nodes = numa_nodes(roots());
+  ASSERT_EQ(nodes.size(), 2U);
+  EXPECT_EQ(nodes[0].number, 2);
+  EXPECT_EQ(nodes[1].number, 10);
+  EXPECT_EQ(nodes[1].cores, "10-15");
+  EXPECT_EQ(nodes[0].total_bytes, kMib);
+}
+
+TEST_F(SystemTest, LimitsOfTheProcessAndItsCgroupAreRead) {
+  put("proc/self/cgroup", "0::/a/b\n7:pids:/c\n");
+  put("proc/self/status", "Name:\tx\nCapEff:\t0000000000004000\n");
+  put("cgroup/a/pids.max", "300\n");
+  put("cgroup/a/b/pids.max", "max\n");
+  put("cgroup/pids/c/pids.max", "200\n");
+  ProcessLimits limits = process_limits(roots());
+  EXPECT_TRUE(limits.may_lock_more);
+  EXPECT_EQ(limits.cgroup_tasks, 200U);
+  put("proc/self/status", "CapEff:\t00000000ffffbfff\n");
+  put("proc/self/cgroup", "0::/\n");
+  limits = process_limits(roots());
+  EXPECT_FALSE(limits.may_lock_more);
+  EXPECT_FALSE(limits.cgroup_tasks);
+  const rlimit previous = [] {
+    rlimit limit = {};
+    ::getrlimit(RLIMIT_NOFILE, &limit);
+    return limit;
+  }();
+  const rlimit lower = {.rlim_cur = 100, .rlim_max = previous.rlim_max};
+  ASSERT_EQ(::setrlimit(RLIMIT_NOFILE, &lower), 0);
+  EXPECT_EQ(process_limits(roots()).open_files, 100U);
+  ::setrlimit(RLIMIT_NOFILE, &previous);
 }
 
 TEST(System, ThisProcessAndMachineAreMeasured) {

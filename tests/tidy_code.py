@@ -5,7 +5,7 @@ import pathlib
 import re
 from dataclasses import dataclass
 
-LINE_LENGTH_MAX = {".cpp": 100, ".hpp": 100, ".py": 100, ".bash": 100, ".cmake": 120}
+LINE_LENGTH_MAX = {".cpp": 100, ".cu": 100, ".hpp": 100, ".py": 100, ".bash": 100, ".cmake": 120}
 FUNCTION_LINES_MAX = 70
 
 
@@ -165,7 +165,7 @@ def cpp_functions(code):
 
 
 def check_functions(path, text):
-    if path.suffix in (".cpp", ".hpp"):
+    if path.suffix in (".cpp", ".cu", ".hpp"):
         code = re.sub(r"^\s*#[^\n]*(?:\\\n[^\n]*)*", lambda m: "\n" * m.group().count("\n"),
                       blank_literals(text), flags=re.MULTILINE)
         lengths = cpp_functions(code)
@@ -181,7 +181,7 @@ def check_functions(path, text):
 
 
 def check_bans(path, text):
-    if path.suffix not in (".cpp", ".hpp"):
+    if path.suffix not in (".cpp", ".cu", ".hpp"):
         return []
     code = blank_literals(text)
     bans = BANS + (TEST_BANS if is_test(path) and path.parts[0] != "bench" else [])
@@ -229,7 +229,7 @@ def check_heads(files):
     return [Finding(name, 1, "a file without a comment at its head",
                     "say what it is, its invariant, thread and failure")
             for name, text in files.items()
-            if name.suffix in (".cpp", ".hpp") and not text.startswith("//")
+            if name.suffix in (".cpp", ".cu", ".hpp") and not text.startswith("//")
             and (name.suffix == ".hpp" or name.with_suffix(".hpp") not in files)]
 
 

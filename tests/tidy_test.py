@@ -24,7 +24,7 @@ from tidy_code import Finding
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FIXTURE_BYTES_MAX = 2 * 1000 * 1000
 TEXT_SUFFIXES = {
-    ".bash", ".cmake", ".cpp", ".hpp", ".json", ".md", ".py", ".supp", ".toml", ".txt", ""}
+    ".bash", ".cmake", ".cpp", ".cu", ".hpp", ".json", ".md", ".py", ".supp", ".toml", ".txt", ""}
 SKIPPED = 77
 
 

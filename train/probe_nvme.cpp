@@ -168,16 +168,25 @@ class Pass {
 
 // A file without a name, or one that loses its name at once.
 Result<UniqueFd> open_nameless(const std::string& folder) {
-  Result<UniqueFd> file = open_file(folder, O_RDWR | O_TMPFILE | O_DIRECT, 0600);
+  Result<UniqueFd> file = open_file(folder, O_RDWR | O_TMPFILE, 0600);
   if (file) {
     return file;
   }
   const std::string path = folder + "/.headrace-probe-" + std::to_string(::getpid());
-  file = open_file(path, O_RDWR | O_CREAT | O_EXCL | O_DIRECT, 0600);
+  file = open_file(path, O_RDWR | O_CREAT | O_EXCL, 0600);
   if (file) {
     ::unlink(path.c_str());
   }
   return file;
+}
+
+// Afterwards, since a filesystem that refuses O_DIRECT may do so once it has made the file.
+Status switch_to_direct_io(int descriptor) {
+  const int flags = ::fcntl(descriptor, F_GETFL);
+  if (flags < 0 || ::fcntl(descriptor, F_SETFL, flags | O_DIRECT) != 0) {
+    return errno_error("the filesystem refuses direct I/O", errno);
+  }
+  return {};
 }
 
 std::string why_not(const Filesystem& filesystem) {
@@ -268,6 +277,37 @@ std::string device_of(const std::string& folder) {
   return fmt::format("{}:{}", major(status.st_dev), minor(status.st_dev));
 }
 
+FolderTrial try_folder(const std::string& folder) {
+  FolderTrial trial;
+  const Result<UniqueFd> file = open_nameless(folder);
+  if (!file) {
+    trial.writing = file.error();
+    return trial;
+  }
+  alignas(kPageBytes) std::array<std::byte, kPageBytes> page = {};
+  const auto failed = [](ssize_t moved) { return moved != static_cast<ssize_t>(kPageBytes); };
+  const auto problem = [&](const char* what, ssize_t moved) {
+    return moved < 0 ? errno_error(what, errno) : operating_error(what);
+  };
+  ssize_t moved = ::pwrite(file->get(), page.data(), page.size(), 0);
+  if (failed(moved)) {
+    trial.writing = problem("a page cannot be written", moved);
+    return trial;
+  }
+  trial.direct_io = switch_to_direct_io(file->get());
+  if (!trial.direct_io) {
+    return trial;
+  }
+  moved = ::pwrite(file->get(), page.data(), page.size(), 0);
+  if (!failed(moved)) {
+    moved = ::pread(file->get(), page.data(), page.size(), 0);
+  }
+  if (failed(moved)) {
+    trial.direct_io = problem("a page cannot be moved past the page cache", moved);
+  }
+  return trial;
+}
+
 Result<DriveRates> probe_drive(const std::string& folder) {
   DriveRates rates;
   HEADRACE_ASSIGN(const Filesystem filesystem, filesystem_of(folder));
@@ -280,6 +320,10 @@ Result<DriveRates> probe_drive(const std::string& folder) {
   Result<UniqueFd> file = open_nameless(folder);
   if (!file) {
     log_warning(fmt::format("probe: '{}' was not measured: {}", folder, file.error().why));
+    return rates;
+  }
+  if (const Status direct = switch_to_direct_io(file->get()); !direct) {
+    log_warning(fmt::format("probe: '{}' was not measured: {}", folder, direct.error().why));
     return rates;
   }
   Status status = measure(file->get(), rates);

@@ -34,6 +34,14 @@ struct DriveRates {
 // that has no drive of its own (overlay, btrfs); "" where it cannot be told.
 [[nodiscard]] std::string device_of(const std::string& folder);
 
+// What became of a page in a nameless file of the folder, which exists.
+struct FolderTrial {
+  Status writing;    // through the page cache
+  Status direct_io;  // nothing to say where it cannot be written
+};
+
+[[nodiscard]] FolderTrial try_folder(const std::string& folder);
+
 // By threads that pread and pwrite: writes of 1 MiB with eight in flight; reads of 1 MiB with 4, 8
 // and 16; reads of other sizes with as many bytes in flight as were found to do; both together with
 // the requests that were found. A filesystem that refuses direct I/O, is

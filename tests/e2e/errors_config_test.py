@@ -8,7 +8,7 @@ import re
 
 import harness
 from errors_world import case, run_cases
-from harness import DOES_NOT_FIT, USAGE
+from harness import DOES_NOT_FIT, HARDWARE_ABSENT, USAGE, must
 
 
 @case("bad config")
@@ -137,6 +137,30 @@ def budget(world):
     trained = world.headrace.run("train", path, *words)
     fact = f"two budgets too small: {' '.join(words)} mends them"
     world.report.check(fact, words and trained.code == harness.OK, trained)
+
+
+@case("a GPU that cannot train")
+def gpu(world):
+    """What is said depends on the binary and the machine: doctor tells both."""
+    facts = must(world.headrace.run("doctor", "--json", "--nvml", "off")).json()["gpu"]
+    if not facts["cuda"]:
+        code, says = USAGE, "built without CUDA"
+    elif not facts["devices"]:
+        code, says = HARDWARE_ABSENT, "no NVIDIA driver" if facts["driver"] is None else "GPU"
+    else:
+        code, says = USAGE, "no CUDA kernels"
+    path = world.config("gpu", {"tiers": {"device": "cuda:0"}})
+    line = path.read_text().splitlines().index('device = "cuda:0"') + 1
+    says = [says, 'tiers.device = "cpu"', f"gpu.toml:{line}:"]
+    for command in ("train", "plan", "eval"):
+        world.fails(f"{command} on cuda:0", code, command, path, says=says)
+    beyond = USAGE if not facts["cuda"] else HARDWARE_ABSENT
+    words = ["plan", world.good_config, "--set", "tiers.device=cuda:99"]
+    world.fails("a GPU beyond all", beyond, *words, says=["cuda:99", "--set tiers.device"])
+    for device, hint in (("gpu", '"cuda:0"'), ("cuda:x", '"cuda:99"'), ("cuda:100", '"cuda:99"')):
+        path = world.config("gpu", {"tiers": {"device": device}})
+        says = [device, hint, f"gpu.toml:{line}:"]
+        world.fails(f"the device {device}", USAGE, "train", path, says=says)
 
 
 if __name__ == "__main__":

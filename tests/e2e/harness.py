@@ -25,6 +25,7 @@ import tempfile
 import time
 
 OK, OPERATING, USAGE, DOES_NOT_FIT, CORRUPT, INTERRUPTED = 0, 1, 2, 3, 4, 130
+HARDWARE_ABSENT = 77
 SKIPPED = 77
 # The columns of metrics.jsonl that must not depend on where anything lives.
 COMPARED = ("step", "loss", "grad_norm", "lr", "tokens", "skipped")

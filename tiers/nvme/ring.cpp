@@ -7,6 +7,8 @@
 #include <fstream>
 #include <string>
 
+#include "tiers/nvme/uring_facts.hpp"
+
 namespace headrace::tiers::nvme {
 namespace {
 
@@ -94,6 +96,15 @@ Ring::~Ring() {
   if (ready_) {
     ::io_uring_queue_exit(&ring_);
   }
+}
+
+Result<UringFacts> uring_facts() {
+  constexpr unsigned kEntries = 8;
+  HEADRACE_ASSIGN(const std::unique_ptr<Ring> ring, Ring::create(kEntries));
+  const auto has = [&ring](unsigned flag) { return (ring->flags() & flag) != 0; };
+  return UringFacts{.cooperative = has(IORING_SETUP_COOP_TASKRUN),
+                    .single_issuer = has(IORING_SETUP_SINGLE_ISSUER),
+                    .deferred = has(IORING_SETUP_DEFER_TASKRUN)};
 }
 
 std::size_t Ring::memory_bytes() const {

@@ -17,6 +17,7 @@
 #include "tiers/nvme/io_engine.hpp"
 #include "tiers/nvme/pacer.hpp"
 #include "tiers/nvme/test_support.hpp"
+#include "tiers/nvme/uring_facts.hpp"
 
 namespace headrace::tiers::nvme {
 namespace {
@@ -65,6 +66,17 @@ bool forbid_io_uring(int error) {
   const sock_fprog filter = {.len = program.size(), .filter = program.data()};
   return ::prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
          ::prctl(PR_SET_SECCOMP, SECCOMP_MODE_FILTER, &filter) == 0;
+}
+
+TEST(Ring, TheFactsAreThoseOfARingOrItsError) {
+  const auto facts = uring_facts();
+  const auto ring = Ring::create(8);
+  ASSERT_EQ(facts.has_value(), ring.has_value());
+  if (ring) {
+    EXPECT_EQ(facts->deferred, ((*ring)->flags() & IORING_SETUP_DEFER_TASKRUN) != 0);
+    EXPECT_EQ(facts->cooperative, ((*ring)->flags() & IORING_SETUP_COOP_TASKRUN) != 0);
+    EXPECT_GE(facts->single_issuer, facts->deferred) << "it needs the other";
+  }
 }
 
 TEST(Ring, WhereTheSystemForbidsItTheEngineTakesThreads) {

@@ -245,6 +245,18 @@ cudaError_t cudaHostUnregister(void* data) {
       OnFailure::kReleases);
 }
 
+cudaError_t cudaHostAlloc(void** data, std::size_t bytes, unsigned int /*flags*/) {
+  return with_call("cudaHostAlloc",
+                   [data, bytes](Engine& engine) { return engine.allocate_host(data, bytes); });
+}
+
+cudaError_t cudaFreeHost(void* data) {
+  return with_call(
+      "cudaFreeHost",
+      [data](Engine& engine) { return engine.release_host(data); },
+      OnFailure::kReleases);
+}
+
 cudaError_t cudaDeviceSynchronize() {
   return with_call("cudaDeviceSynchronize",
                    [](Engine& engine) { return engine.synchronize("cudaDeviceSynchronize"); });

@@ -80,7 +80,9 @@ std::vector<std::string> Engine::leaks() const {
     alive.push_back("allocation of " + std::to_string(allocation.bytes) + " bytes");
   }
   for (const auto& [begin, bytes] : registrations_) {
-    alive.push_back("registration of " + std::to_string(bytes) + " bytes");
+    const bool is_owned = host_allocations_.contains(begin);
+    alive.push_back((is_owned ? "host allocation of " : "registration of ") +
+                    std::to_string(bytes) + " bytes");
   }
   return alive;
 }
@@ -159,10 +161,53 @@ cudaError_t Engine::register_host(void* data, std::size_t bytes) {
 
 cudaError_t Engine::unregister_host(void* data) {
   const bool allowed = may_change("cudaHostUnregister");
-  if (registrations_.erase(reinterpret_cast<std::uintptr_t>(data)) == 0) {
+  if (host_allocations_.contains(reinterpret_cast<std::uintptr_t>(data)) ||
+      registrations_.erase(reinterpret_cast<std::uintptr_t>(data)) == 0) {
     violate("cudaHostUnregister of what was not registered");
     return cudaErrorHostMemoryNotRegistered;
   }
+  return allowed ? cudaSuccess : cudaErrorNotPermitted;
+}
+
+cudaError_t Engine::allocate_host(void** data, std::size_t bytes) {
+  if (!may_change("cudaHostAlloc")) {
+    return cudaErrorNotPermitted;
+  }
+  if (bytes == 0) {
+    return cudaErrorInvalidValue;
+  }
+  void* memory = ::mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+  if (memory == MAP_FAILED) {
+    return cudaErrorMemoryAllocation;
+  }
+  registrations_.emplace(reinterpret_cast<std::uintptr_t>(memory), bytes);
+  host_allocations_.emplace(reinterpret_cast<std::uintptr_t>(memory), bytes);
+  *data = memory;
+  return cudaSuccess;
+}
+
+cudaError_t Engine::release_host(void* data) {
+  if (data == nullptr) {
+    return cudaSuccess;
+  }
+  const bool allowed = may_change("cudaFreeHost");
+  const auto found = host_allocations_.find(reinterpret_cast<std::uintptr_t>(data));
+  if (found == host_allocations_.end()) {
+    violate("cudaFreeHost of what cudaHostAlloc did not give");
+    return cudaErrorInvalidValue;
+  }
+  const auto* begin = static_cast<const std::byte*>(data);
+  for (const auto& [number, copy] : host_copies_) {
+    const std::byte* host = copy->writes_host ? copy->target : copy->source;
+    if (host >= begin && host < begin + found->second) {
+      violate("cudaFreeHost of memory that a pending copy uses");
+      lose_device(cudaErrorInvalidValue);
+      break;
+    }
+  }
+  registrations_.erase(reinterpret_cast<std::uintptr_t>(data));
+  ::munmap(data, found->second);
+  host_allocations_.erase(found);
   return allowed ? cudaSuccess : cudaErrorNotPermitted;
 }
 
@@ -377,8 +422,10 @@ cudaError_t Engine::copy(
   }
   const Place from = place_of(source, bytes);
   const Place to = place_of(target, bytes);
+  const bool pageable = options.pageable_copies && !frozen && from.on_device != to.on_device &&
+                        !from.registered && !to.registered;
   for (const Place& place : {from, to}) {
-    if (!place.on_device && !place.registered) {
+    if (!place.on_device && !place.registered && !pageable) {
       violate("cudaMemcpyAsync of memory that no single allocation or registration holds");
       return cudaErrorInvalidValue;
     }
@@ -401,6 +448,10 @@ cudaError_t Engine::copy(
     operation.source_hash = hash_bytes({operation.source, bytes});
   }
   submit(*on, std::move(operation));
+  if (pageable) {
+    run_all(*on);
+    return device_error;
+  }
   return cudaSuccess;
 }
 

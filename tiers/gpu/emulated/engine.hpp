@@ -69,6 +69,9 @@ class Engine {
   [[nodiscard]] cudaError_t release(void* data);
   [[nodiscard]] cudaError_t register_host(void* data, std::size_t bytes);
   [[nodiscard]] cudaError_t unregister_host(void* data);
+  // Host memory of the driver's own, registered by its nature.
+  [[nodiscard]] cudaError_t allocate_host(void** data, std::size_t bytes);
+  [[nodiscard]] cudaError_t release_host(void* data);
 
   [[nodiscard]] std::size_t free_bytes() const { return options.device_bytes - allocated_bytes_; }
 
@@ -137,6 +140,7 @@ class Engine {
   [[nodiscard]] EmulatedEvent* event_of(cudaEvent_t event, const char* function);
   [[nodiscard]] Place place_of(const void* data, std::size_t bytes) const;
   void submit(EmulatedStream& stream, StreamOperation operation);
+  void run_all(EmulatedStream& stream);
 
   // Running.
   [[nodiscard]] std::uint64_t below(std::uint64_t limit);
@@ -164,6 +168,7 @@ class Engine {
   std::uint64_t favourite_ = 0;  // a stream's number, of one mood of the scheduler
   std::map<void*, Allocation> allocations_;
   std::map<std::uintptr_t, std::size_t> registrations_;
+  std::map<std::uintptr_t, std::size_t> host_allocations_;  // that are registrations too
   std::map<std::uint64_t, std::unique_ptr<EmulatedStream>> streams_;
   std::map<std::uint64_t, std::unique_ptr<EmulatedEvent>> events_;
   std::map<std::uint64_t, StreamOperation*> host_copies_;  // pending, by number

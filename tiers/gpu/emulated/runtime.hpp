@@ -27,6 +27,9 @@ struct Options {
   std::uint64_t seed = 0;  // of the order and of how late things run
   int devices = 1;         // -1: there is no driver
   std::size_t device_bytes = std::size_t{256} << 20;
+  // Copies of host memory that nobody registered are a violation; for benchmarks of them they run
+  // within their call, after what their stream has before them.
+  bool pageable_copies = false;
 };
 
 // A fresh machine: nothing is recorded, frozen or broken. Nothing of before may be alive.

@@ -214,6 +214,64 @@ TEST(EmulatedCuda, UnregisteredMemoryAndTwoRegistrationsAreRefused) {
   EXPECT_EQ(cudaHostUnregister(data + 4096), cudaSuccess);
 }
 
+TEST(EmulatedCuda, HostMemoryOfTheDriverIsRegisteredUntilItIsFreed) {
+  const Machine machine(0);
+  void* memory = nullptr;
+  EXPECT_NE(cudaHostAlloc(&memory, kBytes, cudaHostAllocDefault), cudaSuccess);
+  EXPECT_TRUE(violated("cudaHostAlloc after the plan was frozen"));
+  thaw();
+  ASSERT_EQ(cudaHostAlloc(&memory, kBytes, cudaHostAllocDefault), cudaSuccess);
+  const std::vector<std::string> alive = leaks();
+  EXPECT_EQ(std::count(alive.begin(), alive.end(), "host allocation of 1024 bytes"), 1);
+  EXPECT_EQ(cudaMemcpyAsync(
+                machine.device(0), memory, kBytes, cudaMemcpyHostToDevice, machine.streams[0]),
+            cudaSuccess);
+  machine.finish(0);
+  EXPECT_EQ(cudaHostUnregister(memory), cudaErrorHostMemoryNotRegistered);
+  EXPECT_EQ(cudaFreeHost(machine.host(0)), cudaErrorInvalidValue);
+  EXPECT_TRUE(violated("cudaFreeHost of what cudaHostAlloc did not give"));
+  EXPECT_EQ(cudaFreeHost(nullptr), cudaSuccess);
+  EXPECT_EQ(cudaFreeHost(memory), cudaSuccess);
+  EXPECT_EQ(cudaFreeHost(memory), cudaErrorInvalidValue) << "once";
+}
+
+TEST(EmulatedCuda, HostMemoryFreedUnderACopyIsFound) {
+  const Machine machine(0);
+  thaw();
+  void* memory = nullptr;
+  ASSERT_EQ(cudaHostAlloc(&memory, kBytes, cudaHostAllocDefault), cudaSuccess);
+  EXPECT_EQ(cudaMemcpyAsync(
+                machine.device(0), memory, kBytes, cudaMemcpyHostToDevice, machine.streams[0]),
+            cudaSuccess);
+  EXPECT_EQ(cudaFreeHost(memory), cudaSuccess);
+  EXPECT_TRUE(violated("memory that a pending copy uses"));
+}
+
+TEST(EmulatedCuda, PageableMemoryIsCopiedWithinTheCallWhereThatIsAskedFor) {
+  for (std::uint64_t seed = 0; seed < kSeeds; ++seed) {
+    start({.seed = seed, .pageable_copies = true});
+    cudaStream_t stream = nullptr;
+    void* device = nullptr;
+    ASSERT_EQ(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking), cudaSuccess);
+    ASSERT_EQ(cudaMalloc(&device, kBytes), cudaSuccess);
+    std::vector<std::byte> there(kBytes, std::byte{7});
+    std::vector<std::byte> back(kBytes);
+    EXPECT_EQ(cudaMemcpyAsync(device, there.data(), kBytes, cudaMemcpyHostToDevice, stream),
+              cudaSuccess);
+    there.assign(kBytes, std::byte{8});  // free to be used again
+    EXPECT_EQ(cudaMemcpyAsync(back.data(), device, kBytes, cudaMemcpyDeviceToHost, stream),
+              cudaSuccess);
+    EXPECT_EQ(back, std::vector<std::byte>(kBytes, std::byte{7}));
+    EXPECT_EQ(violations(), std::vector<std::string>{});
+    freeze();
+    EXPECT_NE(cudaMemcpyAsync(device, there.data(), kBytes, cudaMemcpyHostToDevice, stream),
+              cudaSuccess);
+    thaw();
+    EXPECT_EQ(cudaFree(device), cudaSuccess);
+    EXPECT_EQ(cudaStreamDestroy(stream), cudaSuccess);
+  }
+}
+
 TEST(EmulatedCuda, ABufferThatIsUsedAgainTooEarlyIsFound) {
   for (std::uint64_t seed = 0; seed < kSeeds; seed += 3) {  // nothing runs before it must
     {

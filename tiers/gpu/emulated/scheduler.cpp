@@ -145,6 +145,16 @@ void Engine::run_until(const EmulatedEvent& event, std::uint64_t version) {
   }
 }
 
+void Engine::run_all(EmulatedStream& stream) {
+  while (device_error == cudaSuccess && !stream.operations.empty()) {
+    const StreamOperation& first = stream.operations.front();
+    if (!can_run(stream)) {
+      run_until(*first.event, first.version);
+    }
+    run_front(stream);
+  }
+}
+
 // ---- running ----
 
 void Engine::run_front(EmulatedStream& stream) {
