@@ -126,8 +126,21 @@ def bad_arguments(world):
     world.fails("longer than the model's longest", USAGE, *words, says=["65", "64"])
     world.fails("store without a folder", USAGE, "store", "list", says=["--store"])
     world.fails("an unknown action", USAGE, "store", "paint", says=["list", "remove"])
-    words = ["store", "remove", "--store", world.run_dir / "store"]
+    place = ["--store", world.run_dir / "store"]
+    q8 = ["--state", "q8"]
+    words = ["store", "remove", *place]
     world.fails("remove without an id", USAGE, *words, says=["ID"])
+    kept = harness.fingerprint(world.folder)
+    for fact, extra, names in (
+        ("a conversion into a folder", ["convert", world.run_dir, "elsewhere", *q8], "elsewhere"),
+        ("a conversion with --store", ["convert", world.run_dir, *q8, *place], "--store"),
+        ("a removal of two", ["remove", "0" * 32, "1" * 32, *place], "1" * 32),
+        ("a copy with --state", ["copy", world.run_dir, "elsewhere", *q8], "--state"),
+        ("a list of one", ["list", "0" * 32, *place], "0" * 32),
+    ):
+        world.fails(f"{fact}, not ignored in part", USAGE, "store", *extra, says=["take", names])
+    changed = harness.changes(kept, harness.fingerprint(world.folder))
+    world.report.check("and nothing is done", not changed, changed)
     world.fails("a dtype that is none", USAGE, "export", world.run_dir, "o", "--dtype", "f8")
 
 
