@@ -266,6 +266,13 @@ def doctor(world):
     good = gone.code == OPERATING and what["stops_training"] and "no folder" in what["what"]
     world.report.check("a folder that cannot be is an error of the machine, exit 1", good, gone)
     world.fails("doctor of a RUN.toml with an error", USAGE, "doctor", world.text)
+    absent = world.folder / "runn.toml"
+    world.fails("doctor of a RUN.toml not there", USAGE, "doctor", absent, says=[str(absent)])
+    later = must(world.run("doctor", world.folder / "later", "--json")).json()["folders"][0]
+    members = [sorted(folder) for folder in (later, gone.json()["folders"][0])]
+    world.report.equal("every folder has all members", members, 2 * [sorted(facts["folders"][0])])
+    nothing = (later["exists"], later["stores"], later["stores_in_use"])
+    world.report.equal("null where there is nothing to tell", nothing, (False, None, None))
     changed = harness.changes(before, harness.fingerprint(world.folder))
     world.report.check("doctor leaves everything as it was", not changed, changed)
 
