@@ -31,6 +31,7 @@ struct AdamWResult {
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optim_cpu/adamw.cpp"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "optim_cpu/adamw_inl.hpp"
 #include "optim_cpu/rounding_inl.hpp"
@@ -40,8 +41,42 @@ HWY_BEFORE_NAMESPACE();
 
 namespace headrace::optim::HWY_NAMESPACE {
 
-using HalfRounding = RoundingVectors<HalfBitsTag>;
 using HalfVector = hn::Vec<HalfBitsTag>;
+
+// Random words for the elements of a run (adamw_typed), made ahead of them by the widest vectors:
+// a vector of 16-bit lanes has twice as many as one of floats.
+class HalfRounding {
+ public:
+  HWY_INLINE HalfRounding(RoundingKey key, std::int64_t element) : vectors_(key, element) {}
+
+  // Of the next elements. What is left of the last ones is dropped: these were a whole run.
+  HWY_INLINE void fill(std::int64_t elements) {
+    for (std::int64_t i = 0; i < elements; i += kLanes) {
+      hn::Vec<Tag> first;
+      hn::Vec<Tag> second;
+      vectors_.next(first, second);
+      hn::Store(first, Tag(), first_ + i);
+      hn::Store(second, Tag(), second_ + i);
+    }
+    at_ = 0;
+  }
+
+  HWY_INLINE void next(HalfVector& first, HalfVector& second) {
+    first = hn::Load(HalfBitsTag(), first_ + at_);
+    second = hn::Load(HalfBitsTag(), second_ + at_);
+    at_ += kFloatLanes;
+  }
+
+ private:
+  using Tag = hn::CappedTag<std::uint16_t, static_cast<std::size_t>(2 * kGroupElements)>;
+  static constexpr auto kLanes = static_cast<std::int64_t>(hn::MaxLanes(Tag()));
+  static_assert(kChangeSumElements % kLanes == 0);
+
+  alignas(64) std::uint16_t first_[kChangeSumElements];
+  alignas(64) std::uint16_t second_[kChangeSumElements];
+  std::size_t at_ = 0;
+  RoundingVectors<Tag> vectors_;
+};
 
 HWY_INLINE auto widen(HalfVector values) {
   return hn::PromoteTo(BitsTag(), values);
@@ -75,6 +110,8 @@ struct FloatWeights {
   }
 
   HWY_INLINE FloatWeights from(std::int64_t i) const { return {plane + i}; }
+
+  HWY_INLINE void prefetch() const { hwy::Prefetch(plane); }
 };
 
 // Weights in two parts (weights.hpp).
@@ -99,10 +136,16 @@ struct SplitWeights {
   }
 
   HWY_INLINE SplitWeights from(std::int64_t i) const { return {high + i, low + i}; }
+
+  HWY_INLINE void prefetch() const {
+    hwy::Prefetch(high);
+    hwy::Prefetch(low);
+  }
 };
 
 struct FloatMoments {
   using Element = float;
+  static constexpr bool kRounded = false;
   float* HWY_RESTRICT m;
   float* HWY_RESTRICT v;
 
@@ -120,6 +163,7 @@ struct FloatMoments {
 // bf16, rounded stochastically.
 struct Bf16Moments {
   using Element = std::uint16_t;
+  static constexpr bool kRounded = true;
   std::uint16_t* HWY_RESTRICT m;
   std::uint16_t* HWY_RESTRICT v;
 
@@ -210,6 +254,20 @@ HWY_INLINE void stage3(const AdamWVectors& c,
   }
 }
 
+// A processor's own prefetching sees only as far ahead as it can wait for, which with so much to do
+// for an element is not far.
+inline constexpr std::int64_t kPrefetchElements = 512;
+
+template <class Weights, class Moments, class Gradient>
+HWY_INLINE void prefetch_group(const Weights& weights,
+                               const Moments& moments,
+                               const Gradient* gradient) {
+  weights.from(kPrefetchElements).prefetch();
+  hwy::Prefetch(moments.m + kPrefetchElements);
+  hwy::Prefetch(moments.v + kPrefetchElements);
+  hwy::Prefetch(gradient + kPrefetchElements);
+}
+
 // `groups` whole groups: each pass of the loop is at stage 3 of one, 2 of the next, 1 of the third.
 template <class Weights, class Moments, class Gradient>
 HWY_INLINE void adamw_groups(const AdamWVectors& c,
@@ -227,6 +285,7 @@ HWY_INLINE void adamw_groups(const AdamWVectors& c,
     GroupChange changed = stage2(c, updated);
     updated = stage1(c, moments.from(kGroupElements), gradient + kGroupElements, rounding);
     for (std::int64_t i = 2 * kGroupElements; i < groups * kGroupElements; i += kGroupElements) {
+      prefetch_group(weights.from(i), moments.from(i), gradient + i);
       stage3(c, Full{}, weights.from(i - 2 * kGroupElements), changed, sums);
       changed = stage2(c, updated);
       updated = stage1(c, moments.from(i), gradient + i, rounding);
@@ -311,22 +370,26 @@ HWY_INLINE AdamWResult adamw_typed(const AdamWSpan& span,
   AdamWSums sums;
   sums.badness = hn::Zero(FloatTag());
   const std::int64_t body_end = span.elements - span.elements % kGroupElements;
-  for (std::int64_t i = 0; i < body_end; i += kChangeSumElements) {
+  for (std::int64_t i = 0; i < span.elements; i += kChangeSumElements) {
+    const std::int64_t end = HWY_MIN(span.elements, i + kChangeSumElements);
+    if constexpr (Moments::kRounded) {
+      rounding.fill(end - i);
+    }
+    const std::int64_t groups = (HWY_MIN(end, body_end) - i) / kGroupElements;
     clear(sums.changes);
-    const std::int64_t groups = HWY_MIN(body_end - i, kChangeSumElements) / kGroupElements;
     adamw_groups(c, weights.from(i), moments.from(i), gradient + i, groups, rounding, sums);
     add_to(sums.changes, sums.lanes);
-  }
-  if (body_end < span.elements) {
-    clear(sums.changes);
-    adamw_tail(c,
-               weights.from(body_end),
-               moments.from(body_end),
-               gradient + body_end,
-               static_cast<std::size_t>(span.elements - body_end),
-               rounding,
-               sums);
-    add_to(sums.changes, sums.lanes);
+    if (end > body_end) {
+      clear(sums.changes);
+      adamw_tail(c,
+                 weights.from(body_end),
+                 moments.from(body_end),
+                 gradient + body_end,
+                 static_cast<std::size_t>(end - body_end),
+                 rounding,
+                 sums);
+      add_to(sums.changes, sums.lanes);
+    }
   }
   return {.sum_squares = combine_lanes(sums.lanes), .finite = is_zero(sums.badness)};
 }

@@ -50,6 +50,7 @@ struct Q8Result {
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "optim_cpu/adamw_q8.cpp"
+#include "hwy/cache_control.h"
 #include "hwy/foreach_target.h"
 #include "optim_cpu/adamw_inl.hpp"
 #include "optim_cpu/q8_inl.hpp"
@@ -81,6 +82,7 @@ struct Q8Vectors {
   static HWY_INLINE FloatVector set(float value) { return hn::Set(FloatTag(), value); }
 
   FloatVector m_gradient, v_gradient, eps, step, decay;
+  Q8Bits bits;
 };
 
 struct Q8Sums {
@@ -90,9 +92,16 @@ struct Q8Sums {
 
 static_assert(static_cast<std::size_t>(kPairsPerGroup) == kVectorsPerGroup);
 
-// Elements from `count` of a block on do not exist.
+// How a kernel reaches the elements of a block from `at` on. Here, those from `count` on do not
+// exist: they are zeros, and no memory is touched for them but that of the records, which are
+// whole.
 struct Q8Padded {
   std::int64_t count;
+
+  // Of the elements of one vector pair.
+  HWY_INLINE std::size_t rest(std::int64_t at) const {
+    return static_cast<std::size_t>(HWY_MIN(HWY_MAX(count - at, 0), kPairLanes));
+  }
 
   HWY_INLINE auto exists(std::int64_t at, unsigned parity) const {
     const BitsTag tag;
@@ -109,44 +118,116 @@ struct Q8Padded {
             hn::IfThenElseZero(exists(at, 1), values.odd)};
   }
 
-  // All bits of the words' lower bytes that belong to elements, at those elements, and of the
-  // upper ones.
-  HWY_INLINE PairVector mask(std::int64_t at) const {
+  HWY_INLINE PairVector load_halves(const std::uint16_t* source, std::int64_t at) const {
+#if HWY_TARGET == HWY_AVX3
+    return hn::MaskedLoad(hn::FirstN(PairTag(), rest(at)), PairTag(), source + at);
+#else
+    alignas(64) std::uint16_t values[kPairLanes] = {};
+    std::memcpy(values, source + at, rest(at) * sizeof(std::uint16_t));
+    return hn::Load(PairTag(), values);
+#endif
+  }
+
+  HWY_INLINE void store_halves(PairVector values, std::uint16_t* target, std::int64_t at) const {
+#if HWY_TARGET == HWY_AVX3
+    hn::BlendedStore(values, hn::FirstN(PairTag(), rest(at)), PairTag(), target + at);
+#else
+    alignas(64) std::uint16_t buffer[kPairLanes];
+    hn::Store(values, PairTag(), buffer);
+    std::memcpy(target + at, buffer, rest(at) * sizeof(std::uint16_t));
+#endif
+  }
+
+  HWY_INLINE EvenOdd<FloatVector> load_floats(const float* source, std::int64_t at) const {
+    alignas(64) float values[kPairLanes] = {};
+    std::memcpy(values, source + at, rest(at) * sizeof(float));
+    return interleaved_floats(values);
+  }
+
+  HWY_INLINE void store_floats(const EvenOdd<FloatVector>& values,
+                               float* target,
+                               std::int64_t at) const {
+    alignas(64) float buffer[kPairLanes];
+    hn::StoreInterleaved2(values.even, values.odd, FloatTag(), buffer);
+    std::memcpy(target + at, buffer, rest(at) * sizeof(float));
+  }
+
+  // Bytes of others keep their value: of words `at` of a record.
+  HWY_INLINE void store_record(const Q8Bits& c,
+                               PairVector words,
+                               std::uint8_t* record,
+                               std::int64_t at) const {
     const SignedPairTag numbers;
     const auto lanes = hn::Iota(numbers, static_cast<std::int16_t>(at));
-    const auto exists = [&](std::int64_t first) {
+    const auto exist = [&](std::int64_t first) {
       const auto end = hn::Set(numbers, static_cast<std::int16_t>(count - first));
       return hn::BitCast(PairTag(), hn::VecFromMask(numbers, hn::Lt(lanes, end)));
     };
-    return merge_upper_bytes({exists(0), exists(kQ8GroupElements)});
-  }
-
-  // Words `at` of a record.
-  HWY_INLINE void store(PairVector words, std::int64_t at, std::uint8_t* record) const {
-    const PairVector kept = mask(at);
+    const PairVector kept = merge_upper_bytes(c, {exist(0), exist(kQ8GroupElements)});
     store_words(hn::OrAnd(hn::AndNot(kept, load_words(record + 2 * at)), words, kept),
                 record + 2 * at);
   }
 };
 
+// All exist.
 struct Q8Full {
   HWY_INLINE EvenOdd<FloatVector> existing(std::int64_t /*at*/, EvenOdd<FloatVector> values) const {
     return values;
   }
 
-  HWY_INLINE void store(PairVector words, std::int64_t at, std::uint8_t* record) const {
+  HWY_INLINE PairVector load_halves(const std::uint16_t* source, std::int64_t at) const {
+    return hn::LoadU(PairTag(), source + at);
+  }
+
+  HWY_INLINE void store_halves(PairVector values, std::uint16_t* target, std::int64_t at) const {
+    hn::StoreU(values, PairTag(), target + at);
+  }
+
+  HWY_INLINE EvenOdd<FloatVector> load_floats(const float* source, std::int64_t at) const {
+    return interleaved_floats(source + at);
+  }
+
+  HWY_INLINE void store_floats(const EvenOdd<FloatVector>& values,
+                               float* target,
+                               std::int64_t at) const {
+    hn::StoreInterleaved2(values.even, values.odd, FloatTag(), target + at);
+  }
+
+  HWY_INLINE void store_record(const Q8Bits& /*c*/,
+                               PairVector words,
+                               std::uint8_t* record,
+                               std::int64_t at) const {
     store_words(words, record + 2 * at);
   }
 };
 
+template <class Block>
+HWY_INLINE EvenOdd<FloatVector> load_gradients(const Q8Bits& c,
+                                               Block block,
+                                               const std::uint16_t* gradient,
+                                               std::int64_t at) {
+  return as_floats(upper_halves(c, block.load_halves(gradient, at)));
+}
+
+template <class Block>
+HWY_INLINE EvenOdd<FloatVector> load_gradients(const Q8Bits& /*c*/,
+                                               Block block,
+                                               const float* gradient,
+                                               std::int64_t at) {
+  return block.load_floats(gradient, at);
+}
+
 // Where a block's values are, and its place in the chunk.
-template <class Gradient>
+template <class Gradient, bool kDecoded>
 struct Q8BlockView {
+  static constexpr bool kHasDecoded = kDecoded;
+  using GradientElement = Gradient;
+
   std::uint16_t* HWY_RESTRICT high;
   std::uint8_t* HWY_RESTRICT m;
   std::uint8_t* HWY_RESTRICT v;
   std::uint8_t* HWY_RESTRICT correction;
-  float* HWY_RESTRICT decoded;  // or null
+  float* HWY_RESTRICT decoded;  // null unless kHasDecoded
   const Gradient* HWY_RESTRICT gradient;
   std::int64_t index;
 };
@@ -202,11 +283,8 @@ HWY_INLINE FloatVector q8_change(const Q8Vectors& c, FloatVector m, FloatVector 
 }
 
 // The first pass.
-template <class Gradient, class Block>
-HWY_INLINE void q8_moments(const Q8Vectors& c,
-                           Block existence,
-                           const Q8BlockView<Gradient>& view,
-                           Q8Chunk& chunk) {
+template <class View, class Block>
+HWY_INLINE void q8_moments(const Q8Vectors& c, Block existence, const View& view, Q8Chunk& chunk) {
   const FloatTag floats;
   const float* const factors = chunk.decode + kQ8ScalesPerBlock * view.index;
   FourLargest largest;
@@ -216,15 +294,16 @@ HWY_INLINE void q8_moments(const Q8Vectors& c,
 #pragma GCC unroll 8
   for (std::int64_t k = 0; k < kPairsPerGroup; ++k) {
     const GroupWords m_codes = upper_bytes(load_words(view.m + 2 * k * kPairLanes));
-    const GroupWords v_codes = numbers_of_bytes(load_words(view.v + 2 * k * kPairLanes));
+    const GroupWords v_codes = numbers_of_bytes(c.bits, load_words(view.v + 2 * k * kPairLanes));
 #pragma GCC unroll 2
     for (std::int64_t group = 0; group < 2; ++group) {
       const std::int64_t at = group * kQ8GroupElements + k * kPairLanes;
-      EvenOdd<FloatVector> m = decode_m(group == 0 ? m_codes.first : m_codes.second,
-                                        hn::Set(floats, factors[2 * group]));
-      EvenOdd<FloatVector> root = decode_root(group == 0 ? v_codes.first : v_codes.second,
+      EvenOdd<FloatVector> m = decode_m(
+          c.bits, group == 0 ? m_codes.first : m_codes.second, hn::Set(floats, factors[2 * group]));
+      EvenOdd<FloatVector> root = decode_root(c.bits,
+                                              group == 0 ? v_codes.first : v_codes.second,
                                               hn::Set(floats, factors[2 * group + 1]));
-      const EvenOdd<FloatVector> gradient = load_gradients(view.gradient + at);
+      const EvenOdd<FloatVector> gradient = load_gradients(c.bits, existence, view.gradient, at);
       q8_update_moments(c, gradient.even, m.even, root.even);
       q8_update_moments(c, gradient.odd, m.odd, root.odd);
       m = existence.existing(at, m);
@@ -250,10 +329,10 @@ struct Q8Words {
 };
 
 // The second pass, of elements `at` of a block: new weights; returns what is for the records.
-template <class Gradient, class Block>
+template <class View, class Block>
 HWY_INLINE Q8Words q8_weights(const Q8Vectors& c,
                               Block existence,
-                              const Q8BlockView<Gradient>& view,
+                              const View& view,
                               std::int64_t at,
                               PairVector corrections,
                               RoundingVectors<PairTag>& rounding,
@@ -272,30 +351,30 @@ HWY_INLINE Q8Words q8_weights(const Q8Vectors& c,
   const EvenOdd<FloatVector> u =
       existence.existing(at, {q8_change(c, m.even, root.even), q8_change(c, m.odd, root.odd)});
   const EvenOdd<FloatVector> old =
-      decode_weights(hn::LoadU(PairTag(), view.high + at), corrections);
+      decode_weights(c.bits, existence.load_halves(view.high, at), corrections);
   const EvenOdd<FloatVector> p = {hn::Sub(hn::Mul(c.decay, old.even), u.even),
                                   hn::Sub(hn::Mul(c.decay, old.odd), u.odd)};
   PairVector first;
   PairVector second;
   rounding.next(first, second);
-  const EvenOdd<BitsVector> rounded = round_weights(p, second);
-  hn::StoreU(pairs_of_upper(rounded), PairTag(), view.high + at);
-  if (view.decoded != nullptr) {
-    store_decoded(rounded, view.decoded + at);
+  const EvenOdd<BitsVector> rounded = round_weights(c.bits, p, second);
+  existence.store_halves(pairs_of_upper(c.bits, rounded), view.high, at);
+  if constexpr (View::kHasDecoded) {
+    existence.store_floats(decoded_weights(rounded), view.decoded, at);
   }
   sums.changes.sums[k] =
       hn::Add(sums.changes.sums[k], hn::Add(hn::Mul(u.even, u.even), hn::Mul(u.odd, u.odd)));
   const EvenOdd<FloatVector> seen = existence.existing(at, p);
   sums.badness = hn::MulAdd(hn::Add(seen.even, seen.odd), hn::Zero(floats), sums.badness);
-  return {.m = encode_m(m, hn::Set(floats, factors[0]), first),
-          .v = encode_root(root, hn::Set(floats, factors[1]), second),
-          .correction = pairs_of_lower(rounded)};
+  return {.m = encode_m(c.bits, m, hn::Set(floats, factors[0]), first),
+          .v = encode_root(c.bits, root, hn::Set(floats, factors[1]), second),
+          .correction = pairs_of_lower(c.bits, rounded)};
 }
 
-template <class Gradient, class Block>
+template <class View, class Block>
 HWY_INLINE void q8_weights_of_block(const Q8Vectors& c,
                                     Block existence,
-                                    const Q8BlockView<Gradient>& view,
+                                    const View& view,
                                     RoundingVectors<PairTag>& rounding,
                                     const Q8Chunk& chunk,
                                     Q8Sums& sums) {
@@ -319,11 +398,21 @@ HWY_INLINE void q8_weights_of_block(const Q8Vectors& c,
     const std::int64_t at = k * kPairLanes;
     const Q8Words& first = words[0][k];
     const Q8Words& second = words[1][k];
-    existence.store(merge_upper_bytes({first.m, second.m}), at, view.m);
-    existence.store(merge_upper_bytes({first.v, second.v}), at, view.v);
-    existence.store(merge_corrections(first.correction, second.correction), at, view.correction);
+    existence.store_record(c.bits, merge_upper_bytes(c.bits, {first.m, second.m}), view.m, at);
+    existence.store_record(c.bits, merge_upper_bytes(c.bits, {first.v, second.v}), view.v, at);
+    existence.store_record(c.bits,
+                           merge_corrections(c.bits, first.correction, second.correction),
+                           view.correction,
+                           at);
   }
 }
+
+// Elements of a chunk: whole blocks, and a rest.
+struct Q8ChunkRange {
+  std::int64_t begin;   // the first block, of the span's
+  std::int64_t blocks;  // whole ones
+  std::int64_t rest;    // elements of one that is not
+};
 
 // 128 bits: the scales of a block.
 using ScalesTag = hn::CappedTag<float, static_cast<std::size_t>(kQ8ScalesPerBlock)>;
@@ -358,119 +447,125 @@ HWY_INLINE void q8_encode_scales(std::int64_t blocks, Q8Chunk& chunk) {
   }
 }
 
-template <class Gradient>
-HWY_INLINE Q8BlockView<Gradient> block_of(const Q8Span& span,
-                                          std::int64_t block,
-                                          std::int64_t index) {
+template <class View>
+HWY_INLINE View block_of(const Q8Span& span, std::int64_t block, std::int64_t index) {
   const std::int64_t at = block * kQ8BlockElements;
   return {.high = span.high + at,
           .m = span.planes.m + at,
           .v = span.planes.v + at,
           .correction = span.planes.correction + at,
           .decoded = span.decoded == nullptr ? nullptr : span.decoded + at,
-          .gradient = static_cast<const Gradient*>(span.gradient) + at,
+          .gradient = static_cast<const typename View::GradientElement*>(span.gradient) + at,
           .index = index};
 }
 
-// The last elements, fewer than a block, in padded copies: but for the records, which are whole.
-template <class Gradient>
-struct Q8Tail {
-  alignas(64) std::uint16_t high[kQ8BlockElements] = {};
-  alignas(64) Gradient gradient[kQ8BlockElements] = {};
-  alignas(64) float decoded[kQ8BlockElements];
-  std::int64_t count;
-  Q8BlockView<Gradient> target;
-
-  HWY_INLINE Q8Tail(const Q8BlockView<Gradient>& view, std::int64_t elements)
-      : count(elements), target(view) {
-    std::memcpy(high, view.high, static_cast<std::size_t>(count) * sizeof(std::uint16_t));
-    std::memcpy(gradient, view.gradient, static_cast<std::size_t>(count) * sizeof(Gradient));
+// Those of groups that exist.
+HWY_INLINE void q8_store_scales(const Q8Chunk& chunk, Q8ChunkRange range, std::byte* scales) {
+  const ScalesTag tag;
+  auto* target = reinterpret_cast<float*>(scales);
+  const float* source = chunk.largest;
+  for (std::int64_t i = 0; i < range.blocks; ++i) {
+    hn::StoreU(hn::Load(tag, source), tag, target);
+    source += kQ8ScalesPerBlock;
+    target += kQ8ScalesPerBlock;
   }
-
-  HWY_INLINE Q8BlockView<Gradient> view() {
-    Q8BlockView<Gradient> padded = target;
-    padded.high = high;
-    padded.gradient = gradient;
-    padded.decoded = target.decoded == nullptr ? nullptr : decoded;
-    return padded;
+  if (range.rest > 0) {
+    std::memcpy(target, source, sizeof(Q8Scales));
   }
-
-  HWY_INLINE void copy_back() const {
-    std::memcpy(target.high, high, static_cast<std::size_t>(count) * sizeof(std::uint16_t));
-    if (target.decoded != nullptr) {
-      std::memcpy(target.decoded, decoded, static_cast<std::size_t>(count) * sizeof(float));
-    }
-  }
-};
-
-// `blocks` whole ones from block `begin` of the span, and after them a tail, if there is one.
-template <class Gradient>
-HWY_INLINE void q8_chunk(const Q8Vectors& c,
-                         const Q8Constants& constants,
-                         const Q8Span& span,
-                         std::int64_t begin,
-                         std::int64_t blocks,
-                         Q8Tail<Gradient>* tail,
-                         RoundingVectors<PairTag>& rounding,
-                         Q8Chunk& chunk,
-                         Q8Sums& sums) {
-  const Q8Planes planes = span.planes.from_block(begin);
-  const std::int64_t all = blocks + (tail != nullptr ? 1 : 0);
-  q8_decode_scales(constants, planes.scales, all, chunk);
-  for (std::int64_t i = 0; i < blocks; ++i) {
-    q8_moments(c, Q8Full{}, block_of<Gradient>(span, begin + i, i), chunk);
-  }
-  std::size_t groups = 2 * static_cast<std::size_t>(all);
-  if (tail != nullptr) {
-    q8_moments(c, Q8Padded{tail->count}, tail->view(), chunk);
-    groups -= tail->count <= kQ8GroupElements ? 1 : 0;
-  }
-  std::memcpy(planes.scales, chunk.largest, groups * sizeof(Q8Scales));
-  q8_encode_scales(all, chunk);
-  for (std::int64_t i = 0; i < blocks; ++i) {
-    q8_weights_of_block(c, Q8Full{}, block_of<Gradient>(span, begin + i, i), rounding, chunk, sums);
-  }
-  if (tail != nullptr) {
-    q8_weights_of_block(c, Q8Padded{tail->count}, tail->view(), rounding, chunk, sums);
-    tail->copy_back();
+  if (range.rest > kQ8GroupElements) {
+    std::memcpy(target + 2, source + 2, sizeof(Q8Scales));
   }
 }
 
-template <class Gradient>
+// Block `block` of the span into the nearest cache: a processor's own prefetching stops where a
+// pass over a chunk does. Past the span's end it does nothing.
+template <class View>
+HWY_INLINE void q8_prefetch(const Q8Span& span, std::int64_t block) {
+  const auto view = block_of<View>(span, block, 0);
+  constexpr std::int64_t kLine = 64;
+  const auto prefetch = [](const void* data, std::int64_t bytes) {
+    for (std::int64_t at = 0; at < bytes; at += kLine) {
+      hwy::Prefetch(static_cast<const std::byte*>(data) + at);
+    }
+  };
+  prefetch(view.gradient, kQ8BlockElements * sizeof(*view.gradient));
+  prefetch(view.high, kQ8BlockElements * sizeof(*view.high));
+  prefetch(view.m, kQ8BlockElements);
+  prefetch(view.v, kQ8BlockElements);
+  prefetch(view.correction, kQ8BlockElements);
+}
+
+template <class View>
+HWY_INLINE void q8_chunk(const Q8Vectors& c,
+                         const Q8Constants& constants,
+                         const Q8Span& span,
+                         Q8ChunkRange range,
+                         RoundingVectors<PairTag>& rounding,
+                         Q8Chunk& chunk,
+                         Q8Sums& sums) {
+  const Q8Planes planes = span.planes.from_block(range.begin);
+  const std::int64_t all = range.blocks + (range.rest > 0 ? 1 : 0);
+  const auto block = [&](std::int64_t i) { return block_of<View>(span, range.begin + i, i); };
+  q8_decode_scales(constants, planes.scales, all, chunk);
+  for (std::int64_t i = 0; i < range.blocks; ++i) {
+    q8_moments(c, Q8Full{}, block(i), chunk);
+  }
+  if (range.rest > 0) {
+    q8_moments(c, Q8Padded{range.rest}, block(range.blocks), chunk);
+  }
+  q8_store_scales(chunk, range, planes.scales);
+  q8_encode_scales(all, chunk);
+  for (std::int64_t i = 0; i < range.blocks; ++i) {
+    q8_prefetch<View>(span, range.begin + kQ8ChunkBlocks + i);
+    q8_weights_of_block(c, Q8Full{}, block(i), rounding, chunk, sums);
+  }
+  if (range.rest > 0) {
+    q8_weights_of_block(c, Q8Padded{range.rest}, block(range.blocks), rounding, chunk, sums);
+  }
+}
+
+template <class View>
 HWY_INLINE Q8Result q8_typed(const Q8Span& span, const Q8Constants& constants, RoundingKey key) {
-  const Q8Vectors c(constants);
+  Q8Vectors c(constants);
+  c.bits.hide();
   RoundingVectors<PairTag> rounding(key, span.tensor_begin);
   Q8Chunk chunk;
   SquareLanes lanes = {};
   Q8Sums sums;
   sums.badness = hn::Zero(FloatTag());
-  const std::int64_t blocks = span.elements / kQ8BlockElements;
-  const std::int64_t rest = span.elements % kQ8BlockElements;
-  std::int64_t begin = 0;
-  for (; begin + kQ8ChunkBlocks <= blocks; begin += kQ8ChunkBlocks) {
+  for (std::int64_t at = 0; at < span.elements; at += kQ8ChunkElements) {
+    const std::int64_t rest = span.elements - at;
+    const std::int64_t begin = at / kQ8BlockElements;
     clear(sums.changes);
-    q8_chunk<Gradient>(c, constants, span, begin, kQ8ChunkBlocks, nullptr, rounding, chunk, sums);
-    add_to(sums.changes, lanes);
-  }
-  if (begin * kQ8BlockElements < span.elements) {
-    clear(sums.changes);
-    if (rest > 0) {
-      Q8Tail<Gradient> tail(block_of<Gradient>(span, blocks, blocks - begin), rest);
-      q8_chunk(c, constants, span, begin, blocks - begin, &tail, rounding, chunk, sums);
+    if (rest >= kQ8ChunkElements) {  // of a length that the compiler knows
+      const Q8ChunkRange whole = {.begin = begin, .blocks = kQ8ChunkBlocks, .rest = 0};
+      q8_chunk<View>(c, constants, span, whole, rounding, chunk, sums);
     } else {
-      q8_chunk<Gradient>(c, constants, span, begin, blocks - begin, nullptr, rounding, chunk, sums);
+      const Q8ChunkRange last = {
+          .begin = begin, .blocks = rest / kQ8BlockElements, .rest = rest % kQ8BlockElements};
+      q8_chunk<View>(c, constants, span, last, rounding, chunk, sums);
     }
     add_to(sums.changes, lanes);
   }
   return {.sum_squares = combine_lanes(lanes), .finite = is_zero(sums.badness)};
 }
 
+template <class Gradient>
+HWY_INLINE Q8Result q8_of_gradient(const Q8Span& span,
+                                   const Q8Constants& constants,
+                                   RoundingKey key) {
+  if (span.decoded != nullptr) {
+    return q8_typed<Q8BlockView<Gradient, true> >(span, constants, key);
+  }
+  return q8_typed<Q8BlockView<Gradient, false> >(span, constants, key);
+}
+
 // All elements share the rounding key.
 Q8Result q8_kernel(const Q8Span& span, const Q8Constants& constants, RoundingKey key) {
   if (span.gradient_dtype == Dtype::kBf16) {
-    return q8_typed<std::uint16_t>(span, constants, key);
+    return q8_of_gradient<std::uint16_t>(span, constants, key);
   }
-  return q8_typed<float>(span, constants, key);
+  return q8_of_gradient<float>(span, constants, key);
 }
 
 #endif  // HWY_TARGET == HWY_SCALAR

@@ -31,33 +31,65 @@ using BitsVector = hn::Vec<BitsTag>;
 inline constexpr auto kPairLanes = static_cast<std::int64_t>(2 * kFloatLanes);
 inline constexpr std::int64_t kPairsPerGroup = kQ8GroupElements / kPairLanes;
 
+HWY_INLINE PairVector set_words(unsigned value) {
+  return hn::Set(PairTag(), static_cast<std::uint16_t>(value));
+}
+
+// Constants of decoding and encoding. They are in memory, and the compiler is not told what they
+// are: it would make those that no register is left for from general registers, again and again,
+// by instructions that take a vector's turn; a load takes none.
+struct Q8Bits {
+  HWY_INLINE Q8Bits()
+      : sign(set_words(0x8000U)),
+        m_two(set_words(0x4000U)),
+        m_code(set_words(0x01fcU)),
+        lower(set_words(0x00ffU)),
+        upper(set_words(0xff00U)),
+        byte_signs(set_words(0x8080U)),
+        even(hn::Set(BitsTag(), 0xffffU)),
+        odd(hn::Set(BitsTag(), 0xffff0000U)),
+        m_random(hn::Set(BitsTag(), (1U << kQ8MFraction) - 1)),
+        two(hn::Set(FloatTag(), 2.0F)),
+        one(hn::Set(FloatTag(), 1.0F)),
+        fixed(hn::Set(FloatTag(), 0x1p15F)),
+        infinity(hn::BitCast(FloatTag(), hn::Set(BitsTag(), 0x7f800000U))) {}
+
+  HWY_INLINE void hide() {
+#if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
+    asm volatile("" : "+m"(*this));
+#endif
+  }
+
+  PairVector sign;
+  PairVector m_two;   // the upper half of 2.0F
+  PairVector m_code;  // a code of m there
+  PairVector lower, upper, byte_signs;
+  BitsVector even, odd, m_random;
+  FloatVector two, one, fixed, infinity;
+};
+
 // The even and the odd elements of a PairTag vector.
 template <class Vector>
 struct EvenOdd {
   Vector even, odd;
 };
 
-HWY_INLINE EvenOdd<BitsVector> upper_halves(PairVector pairs) {
-  const BitsTag tag;
-  const BitsVector bits = hn::BitCast(tag, pairs);
-  return {hn::ShiftLeft<16>(bits), hn::And(bits, hn::Set(tag, 0xffff0000U))};
+HWY_INLINE EvenOdd<BitsVector> upper_halves(const Q8Bits& c, PairVector pairs) {
+  const BitsVector bits = hn::BitCast(BitsTag(), pairs);
+  return {hn::ShiftLeft<16>(bits), hn::And(bits, c.odd)};
 }
 
-HWY_INLINE EvenOdd<BitsVector> lower_halves(PairVector pairs) {
-  const BitsTag tag;
-  const BitsVector bits = hn::BitCast(tag, pairs);
-  return {hn::And(bits, hn::Set(tag, 0xffffU)), hn::ShiftRight<16>(bits)};
+HWY_INLINE EvenOdd<BitsVector> lower_halves(const Q8Bits& c, PairVector pairs) {
+  const BitsVector bits = hn::BitCast(BitsTag(), pairs);
+  return {hn::And(bits, c.even), hn::ShiftRight<16>(bits)};
 }
 
-HWY_INLINE PairVector pairs_of_upper(const EvenOdd<BitsVector>& bits) {
-  return hn::BitCast(
-      PairTag(),
-      hn::OrAnd(hn::ShiftRight<16>(bits.even), bits.odd, hn::Set(BitsTag(), 0xffff0000U)));
+HWY_INLINE PairVector pairs_of_upper(const Q8Bits& c, const EvenOdd<BitsVector>& bits) {
+  return hn::BitCast(PairTag(), hn::OrAnd(hn::ShiftRight<16>(bits.even), bits.odd, c.odd));
 }
 
-HWY_INLINE PairVector pairs_of_lower(const EvenOdd<BitsVector>& bits) {
-  return hn::BitCast(
-      PairTag(), hn::OrAnd(hn::ShiftLeft<16>(bits.odd), bits.even, hn::Set(BitsTag(), 0xffffU)));
+HWY_INLINE PairVector pairs_of_lower(const Q8Bits& c, const EvenOdd<BitsVector>& bits) {
+  return hn::BitCast(PairTag(), hn::OrAnd(hn::ShiftLeft<16>(bits.odd), bits.even, c.even));
 }
 
 HWY_INLINE EvenOdd<FloatVector> as_floats(const EvenOdd<BitsVector>& bits) {
@@ -72,13 +104,9 @@ HWY_INLINE void store_words(PairVector words, std::uint8_t* bytes) {
   hn::StoreU(words, PairTag(), reinterpret_cast<std::uint16_t*>(bytes));
 }
 
-HWY_INLINE EvenOdd<FloatVector> load_gradients(const std::uint16_t* gradient) {
-  return as_floats(upper_halves(hn::LoadU(PairTag(), gradient)));
-}
-
-HWY_INLINE EvenOdd<FloatVector> load_gradients(const float* gradient) {
+HWY_INLINE EvenOdd<FloatVector> interleaved_floats(const float* values) {
   EvenOdd<FloatVector> result;
-  hn::LoadInterleaved2(FloatTag(), gradient, result.even, result.odd);
+  hn::LoadInterleaved2(FloatTag(), values, result.even, result.odd);
   return result;
 }
 
@@ -93,40 +121,32 @@ HWY_INLINE GroupWords upper_bytes(PairVector words) {
 }
 
 // The same as numbers, whose upper bytes are zero.
-HWY_INLINE GroupWords numbers_of_bytes(PairVector words) {
-  return {hn::And(words, hn::Set(PairTag(), static_cast<std::uint16_t>(0xffU))),
-          hn::ShiftRight<8>(words)};
-}
-
-HWY_INLINE PairVector set_words(unsigned value) {
-  return hn::Set(PairTag(), static_cast<std::uint16_t>(value));
+HWY_INLINE GroupWords numbers_of_bytes(const Q8Bits& c, PairVector words) {
+  return {hn::And(words, c.lower), hn::ShiftRight<8>(words)};
 }
 
 // The record's part of two groups' upper bytes.
-HWY_INLINE PairVector merge_upper_bytes(const GroupWords& groups) {
-  return hn::OrAnd(hn::ShiftRight<8>(groups.first), groups.second, set_words(0xff00U));
+HWY_INLINE PairVector merge_upper_bytes(const Q8Bits& c, const GroupWords& groups) {
+  return hn::OrAnd(hn::ShiftRight<8>(groups.first), groups.second, c.upper);
 }
 
-// `yes` where the mask has ones; the mask is all ones or zeros in each bit, not in each lane.
-HWY_INLINE PairVector select_bits(unsigned mask, PairVector yes, PairVector no) {
+// The sign of the one, the other bits of the other.
+HWY_INLINE PairVector with_sign_of(const Q8Bits& c, PairVector sign, PairVector others) {
 #if HWY_TARGET == HWY_AVX3
-  return hn::IfVecThenElse(set_words(mask), yes, no);
+  return hn::IfVecThenElse(c.sign, sign, others);
 #else
-  return hn::OrAnd(hn::AndNot(set_words(mask), no), yes, set_words(mask));
+  return hn::OrAnd(hn::AndNot(c.sign, others), sign, c.sign);
 #endif
 }
 
 // Moments of one group's words, whose upper byte is the code.
-HWY_INLINE EvenOdd<FloatVector> decode_m(PairVector codes, FloatVector factor) {
-  const FloatTag floats;
+HWY_INLINE EvenOdd<FloatVector> decode_m(const Q8Bits& c, PairVector codes, FloatVector factor) {
   // Upper halves of floats 2 + ...: their bits below the sign, then the code's.
-  const PairVector magnitudes =
-      hn::OrAnd(set_words(0x4000U), hn::ShiftRight<6>(codes), set_words(0x01fcU));
+  const PairVector magnitudes = hn::OrAnd(c.m_two, hn::ShiftRight<6>(codes), c.m_code);
   const EvenOdd<FloatVector> biased =
-      as_floats(upper_halves(select_bits(0x8000U, codes, magnitudes)));
-  const FloatVector two = hn::Set(floats, 2.0F);
-  return {hn::Mul(hn::Sub(biased.even, hn::CopySignToAbs(two, biased.even)), factor),
-          hn::Mul(hn::Sub(biased.odd, hn::CopySignToAbs(two, biased.odd)), factor)};
+      as_floats(upper_halves(c, with_sign_of(c, codes, magnitudes)));
+  return {hn::Mul(hn::Sub(biased.even, hn::CopySignToAbs(c.two, biased.even)), factor),
+          hn::Mul(hn::Sub(biased.odd, hn::CopySignToAbs(c.two, biased.odd)), factor)};
 }
 
 HWY_INLINE FloatVector floats_of(BitsVector number) {
@@ -134,89 +154,93 @@ HWY_INLINE FloatVector floats_of(BitsVector number) {
 }
 
 // sqrt(v) of one group's words, which are codes.
-HWY_INLINE EvenOdd<FloatVector> decode_root(PairVector codes, FloatVector factor) {
-  const EvenOdd<BitsVector> numbers = lower_halves(codes);
+HWY_INLINE EvenOdd<FloatVector> decode_root(const Q8Bits& c, PairVector codes, FloatVector factor) {
+  const EvenOdd<BitsVector> numbers = lower_halves(c, codes);
   return {hn::Mul(floats_of(numbers.even), factor), hn::Mul(floats_of(numbers.odd), factor)};
 }
 
 // The group's words have the corrections in their upper bytes.
-HWY_INLINE EvenOdd<FloatVector> decode_weights(PairVector high, PairVector corrections) {
+HWY_INLINE EvenOdd<FloatVector> decode_weights(const Q8Bits& c,
+                                               PairVector high,
+                                               PairVector corrections) {
   const BitsTag tag;
   const SignedPairTag numbers;
-  const BitsVector low = hn::BitCast(tag, hn::And(corrections, set_words(0xff00U)));
+  const BitsVector low = hn::BitCast(tag, hn::And(corrections, c.upper));
   // One less where the correction is negative.
   const auto borrow = hn::ShiftRight<15>(hn::BitCast(numbers, corrections));
   const BitsVector upper = hn::BitCast(tag, hn::Add(high, hn::BitCast(PairTag(), borrow)));
-  return as_floats({hn::OrAnd(hn::ShiftLeft<16>(upper), low, hn::Set(tag, 0xffffU)),
-                    hn::OrAnd(hn::ShiftRight<16>(low), upper, hn::Set(tag, 0xffff0000U))});
+  return as_floats({hn::OrAnd(hn::ShiftLeft<16>(upper), low, c.even),
+                    hn::OrAnd(hn::ShiftRight<16>(low), upper, c.odd)});
 }
 
 // A NaN, whose bits a carry could make a number, becomes infinity.
-HWY_INLINE BitsVector weight_bits(FloatVector values) {
-  const FloatTag floats;
-  const FloatVector infinity = hn::BitCast(floats, hn::Set(BitsTag(), 0x7f800000U));
+HWY_INLINE BitsVector weight_bits(const Q8Bits& c, FloatVector values) {
 #if HWY_ARCH_X86
-  return hn::BitCast(BitsTag(), hn::Min(values, infinity));  // the second operand if one is a NaN
+  return hn::BitCast(BitsTag(), hn::Min(values, c.infinity));  // the second operand if one is a NaN
 #else
-  return hn::BitCast(BitsTag(), hn::IfThenElse(hn::IsNaN(values), infinity, values));
+  return hn::BitCast(BitsTag(), hn::IfThenElse(hn::IsNaN(values), c.infinity, values));
 #endif
 }
 
 // Weights rounded by the lower bytes of `random`, in 32 bits: the upper part, then the correction
 // with its sign inverted, then 8 bits to drop.
-HWY_INLINE EvenOdd<BitsVector> round_weights(const EvenOdd<FloatVector>& p, PairVector random) {
-  const EvenOdd<BitsVector> added =
-      lower_halves(hn::OrAnd(set_words(0x8000U), random, set_words(0x00ffU)));
-  return {hn::Add(weight_bits(p.even), added.even), hn::Add(weight_bits(p.odd), added.odd)};
+HWY_INLINE EvenOdd<BitsVector> round_weights(const Q8Bits& c,
+                                             const EvenOdd<FloatVector>& p,
+                                             PairVector random) {
+  const EvenOdd<BitsVector> added = lower_halves(c, hn::OrAnd(c.sign, random, c.lower));
+  return {hn::Add(weight_bits(c, p.even), added.even), hn::Add(weight_bits(c, p.odd), added.odd)};
 }
 
-HWY_INLINE void store_decoded(const EvenOdd<BitsVector>& rounded, float* target) {
+// Back to floats.
+HWY_INLINE EvenOdd<FloatVector> decoded_weights(const EvenOdd<BitsVector>& rounded) {
   const BitsTag tag;
   const auto kept = [tag](BitsVector bits) {
     return hn::BitCast(FloatTag(),
                        hn::And(hn::Sub(bits, hn::Set(tag, 0x8000U)), hn::Set(tag, ~0xffU)));
   };
-  hn::StoreInterleaved2(kept(rounded.even), kept(rounded.odd), FloatTag(), target);
+  return {kept(rounded.even), kept(rounded.odd)};
 }
 
-HWY_INLINE PairVector merge_corrections(PairVector first, PairVector second) {
-  return hn::Xor(merge_upper_bytes({first, second}), set_words(0x8080U));
+HWY_INLINE PairVector merge_corrections(const Q8Bits& c, PairVector first, PairVector second) {
+  return hn::Xor(merge_upper_bytes(c, {first, second}), c.byte_signs);
 }
 
 // y of q8.hpp, its bits.
-HWY_INLINE BitsVector m_steps(FloatVector m, FloatVector factor) {
-  const FloatVector two = hn::Set(FloatTag(), 2.0F);
-  return hn::BitCast(BitsTag(), hn::Add(hn::Mul(m, factor), hn::CopySignToAbs(two, m)));
+HWY_INLINE BitsVector m_steps(const Q8Bits& c, FloatVector m, FloatVector factor) {
+  return hn::BitCast(BitsTag(), hn::Add(hn::Mul(m, factor), hn::CopySignToAbs(c.two, m)));
 }
 
 // Codes of m in the upper bytes of words, whose lower bytes are not zero.
-HWY_INLINE PairVector encode_m(const EvenOdd<FloatVector>& m,
+HWY_INLINE PairVector encode_m(const Q8Bits& c,
+                               const EvenOdd<FloatVector>& m,
                                FloatVector factor,
                                PairVector random) {
   const BitsTag tag;
   const BitsVector word = hn::BitCast(tag, random);
-  const BitsVector even_bits = hn::And(word, hn::Set(tag, (1U << kQ8MFraction) - 1));
+  const BitsVector even_bits = hn::And(word, c.m_random);
   const BitsVector odd_bits = hn::ShiftRight<32 - kQ8MFraction>(word);
-  const PairVector upper = pairs_of_upper(
-      {hn::Add(m_steps(m.even, factor), even_bits), hn::Add(m_steps(m.odd, factor), odd_bits)});
-  return select_bits(0x8000U, upper, hn::ShiftLeft<6>(upper));
+  const PairVector upper = pairs_of_upper(c,
+                                          {hn::Add(m_steps(c, m.even, factor), even_bits),
+                                           hn::Add(m_steps(c, m.odd, factor), odd_bits)});
+  return with_sign_of(c, upper, hn::ShiftLeft<6>(upper));
 }
 
 // x of q8.hpp, in units of 1/256 in the lower 16 bits.
-HWY_INLINE BitsVector root_steps(FloatVector root, FloatVector factor) {
+HWY_INLINE BitsVector root_steps(const Q8Bits& c, FloatVector root, FloatVector factor) {
   const FloatTag floats;
-  const FloatVector steps = hn::Max(hn::Mul(root, factor), hn::Set(floats, 1.0F));
+  const FloatVector steps = hn::Max(hn::Mul(root, factor), c.one);
   const FloatVector kept = hn::IfThenElseZero(hn::Gt(root, hn::Zero(floats)), steps);
-  return hn::BitCast(BitsTag(), hn::Add(kept, hn::Set(floats, 0x1p15F)));
+  return hn::BitCast(BitsTag(), hn::Add(kept, c.fixed));
 }
 
 // Codes of v in the upper bytes of words, whose lower bytes are not zero; rounded by the upper
 // bytes of `random`.
-HWY_INLINE PairVector encode_root(const EvenOdd<FloatVector>& root,
+HWY_INLINE PairVector encode_root(const Q8Bits& c,
+                                  const EvenOdd<FloatVector>& root,
                                   FloatVector factor,
                                   PairVector random) {
   const PairVector fixed =
-      pairs_of_lower({root_steps(root.even, factor), root_steps(root.odd, factor)});
+      pairs_of_lower(c, {root_steps(c, root.even, factor), root_steps(c, root.odd, factor)});
   return hn::Add(fixed, hn::ShiftRight<8>(random));
 }
 
