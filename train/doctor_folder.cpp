@@ -199,12 +199,45 @@ Finding examine_folder(const RunConfig& config, const NvmeFolder& folder) {
   return finding;
 }
 
+namespace {
+
+// Whether the run's folder can be made, or written to. A store inside it is tried in its stead.
+void try_run_folder(const RunConfig& config, Finding& run) {
+  const std::vector<NvmeFolder> folders = store_folders(config);
+  const auto inside = [&](const NvmeFolder& folder) {
+    return folder.path.starts_with(config.run.dir + "/");
+  };
+  if (std::any_of(folders.begin(), folders.end(), inside)) {
+    return;
+  }
+  std::string present = config.run.dir;  // or what is there above it
+  while (!path_exists(present) && present != "/") {
+    present = parent_path(present);
+  }
+  std::string why = "it is not a folder";
+  if (is_directory(present)) {
+    const FolderTrial trial = try_folder(present);
+    if (trial.writing) {
+      return;
+    }
+    why = trial.writing.error().why;
+  }
+  run.problems.push_back(
+      {.stops_training = true,
+       .what = fmt::format("run.dir: nothing can be written in '{}': {}", present, why),
+       .hint = "give the user who runs headrace the right to write there, free space, or name "
+               "another run.dir"});
+}
+
+}  // namespace
+
 std::vector<Finding> examine_run(const RunConfig& config) {
   Finding run{.section = "run"};
   const RunPaths paths{.dir = config.run.dir};
   run.text = fmt::format("'{}', in '{}'", config.file, config.run.dir);
   run.facts.add("file", config.file);
   run.facts.add("dir", config.run.dir);
+  try_run_folder(config, run);
   bool in_use = false;
   if (is_directory(paths.dir)) {
     const Result<RunLock> lock = RunLock::take(paths.dir);
