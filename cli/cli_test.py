@@ -126,8 +126,21 @@ def bad_arguments(world):
     world.fails("longer than the model's longest", USAGE, *words, says=["65", "64"])
     world.fails("store without a folder", USAGE, "store", "list", says=["--store"])
     world.fails("an unknown action", USAGE, "store", "paint", says=["list", "remove"])
-    words = ["store", "remove", "--store", world.run_dir / "store"]
+    place = ["--store", world.run_dir / "store"]
+    q8 = ["--state", "q8"]
+    words = ["store", "remove", *place]
     world.fails("remove without an id", USAGE, *words, says=["ID"])
+    kept = harness.fingerprint(world.folder)
+    for fact, extra, names in (
+        ("a conversion into a folder", ["convert", world.run_dir, "elsewhere", *q8], "elsewhere"),
+        ("a conversion with --store", ["convert", world.run_dir, *q8, *place], "--store"),
+        ("a removal of two", ["remove", "0" * 32, "1" * 32, *place], "1" * 32),
+        ("a copy with --state", ["copy", world.run_dir, "elsewhere", *q8], "--state"),
+        ("a list of one", ["list", "0" * 32, *place], "0" * 32),
+    ):
+        world.fails(f"{fact}, not ignored in part", USAGE, "store", *extra, says=["take", names])
+    changed = harness.changes(kept, harness.fingerprint(world.folder))
+    world.report.check("and nothing is done", not changed, changed)
     world.fails("a dtype that is none", USAGE, "export", world.run_dir, "o", "--dtype", "f8")
 
 
@@ -253,6 +266,13 @@ def doctor(world):
     good = gone.code == OPERATING and what["stops_training"] and "no folder" in what["what"]
     world.report.check("a folder that cannot be is an error of the machine, exit 1", good, gone)
     world.fails("doctor of a RUN.toml with an error", USAGE, "doctor", world.text)
+    absent = world.folder / "runn.toml"
+    world.fails("doctor of a RUN.toml not there", USAGE, "doctor", absent, says=[str(absent)])
+    later = must(world.run("doctor", world.folder / "later", "--json")).json()["folders"][0]
+    members = [sorted(folder) for folder in (later, gone.json()["folders"][0])]
+    world.report.equal("every folder has all members", members, 2 * [sorted(facts["folders"][0])])
+    nothing = (later["exists"], later["stores"], later["stores_in_use"])
+    world.report.equal("null where there is nothing to tell", nothing, (False, None, None))
     changed = harness.changes(before, harness.fingerprint(world.folder))
     world.report.check("doctor leaves everything as it was", not changed, changed)
 

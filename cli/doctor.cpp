@@ -29,8 +29,8 @@ CommandSpec spec() {
                            .repeated = true}},
           .options = {{.name = "--nvml",
                        .value = "WHEN",
-                       .help = "Ask NVIDIA's management library: auto: where it can be loaded; on: "
-                               "fail where it cannot; off",
+                       .help = "Ask NVIDIA's management library: auto: where CUDA finds a GPU; on: "
+                               "fail where it cannot be asked; off",
                        .choices = {"auto", "on", "off"}}}};
 }
 
@@ -153,8 +153,13 @@ Result<Finding> look_at_gpus(const std::string& nvml_use) {
   return examine_gpu(cuda, nvml);
 }
 
+// A run.toml that is not there is a mistake in its name, not a folder that is still to be made.
+bool names_a_run(const std::string& path) {
+  return is_regular_file(path) || (path.ends_with(".toml") && !path_exists(path));
+}
+
 Result<std::vector<Finding>> examine_path(const std::string& path) {
-  if (!is_regular_file(path)) {
+  if (!names_a_run(path)) {
     RunConfig config;
     NvmeFolder folder;
     folder.path = absolute_path(working_directory(), path);

@@ -3,7 +3,11 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "cli/command.hpp"
 #include "core/files.hpp"
@@ -187,9 +191,48 @@ Result<ExitCode> convert(const Invocation& invocation) {
   return ExitCode::kOk;
 }
 
+struct Action {
+  std::string name;
+  std::vector<std::string> takes;
+  const char* usage;
+};
+
+const std::vector<Action>& actions() {
+  static const std::vector<Action> all = {
+      {"list", {"--store"}, "headrace store list --store FOLDER"},
+      {"remove", {"ID", "--store"}, "headrace store remove ID --store FOLDER"},
+      {"copy", {"ID", "TARGET"}, "headrace store copy FOLDER/ID TARGET"},
+      {"convert", {"ID", "--state"}, "headrace store convert RUN_DIR --state fp32|bf16|q8"}};
+  return all;
+}
+
+// What an action would ignore is refused: `convert RUN_DIR TARGET` is not a copy into TARGET, and
+// `remove ID ID` does not remove two.
+Status check_taken(const Arguments& arguments, const Action& action) {
+  for (const char* name : {"ID", "TARGET", "--store", "--state"}) {
+    const bool taken =
+        std::find(action.takes.begin(), action.takes.end(), name) != action.takes.end();
+    if (arguments.has(name) && !taken) {
+      const std::string what =
+          name[0] == '-' ? std::string(name) : fmt::format("'{}'", *arguments.text(name));
+      return usage_error(fmt::format("store {}: it does not take {}", action.name, what))
+          .with_hint(action.usage);
+    }
+  }
+  return {};
+}
+
 Result<ExitCode> run(const Invocation& invocation) {
   const Arguments& arguments = invocation.arguments;
   const std::string action = *arguments.text("ACTION");
+  const auto known = std::find_if(actions().begin(), actions().end(), [&](const Action& candidate) {
+    return candidate.name == action;
+  });
+  if (known == actions().end()) {
+    return usage_error(fmt::format("store: '{}' is not an action", action))
+        .with_hint("the actions are list, remove, copy and convert");
+  }
+  HEADRACE_TRY(check_taken(arguments, *known));
   const std::optional<std::string> folder = arguments.text("--store");
   if (action == "convert") {  // it takes away what it has made of a store
     train::install_interrupt(train::InterruptMode::kPolled);
@@ -198,10 +241,6 @@ Result<ExitCode> run(const Invocation& invocation) {
   train::install_interrupt(train::InterruptMode::kImmediate);
   if (action == "copy") {
     return copy(invocation);
-  }
-  if (action != "list" && action != "remove") {
-    return usage_error(fmt::format("store: '{}' is not an action", action))
-        .with_hint("the actions are list, remove, copy and convert");
   }
   if (!folder) {
     return usage_error(fmt::format("store {}: --store FOLDER is needed", action))

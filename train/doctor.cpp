@@ -64,6 +64,9 @@ Finding examine_memory() {
   const Result<HostMemory> memory = host_memory();
   if (!memory) {
     finding.text = "unknown";
+    for (const char* member : {"total_bytes", "available_bytes", "limit_bytes"}) {
+      finding.facts.add(member, Json());
+    }
     finding.problems.push_back(problem_of(memory.error(), true));
     return finding;
   }

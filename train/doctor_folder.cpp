@@ -2,6 +2,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <array>
 #include <optional>
 #include <utility>
 
@@ -61,6 +62,18 @@ Drive drive_of(const std::string& device) {
   return drive;
 }
 
+// Every folder has all of them; null: not known, or nothing to know of a folder not made yet.
+constexpr std::array<const char*, 10> kFolderMembers = {"path",
+                                                        "exists",
+                                                        "filesystem",
+                                                        "free_bytes",
+                                                        "total_bytes",
+                                                        "writable",
+                                                        "direct_io",
+                                                        "drive",
+                                                        "stores",
+                                                        "stores_in_use"};
+
 Json text_or_null(const std::string& text) {
   return text.empty() ? Json() : Json(text);
 }
@@ -102,16 +115,16 @@ void examine_stores(const std::string& folder, Finding& finding) {
   }
   const auto in_use =
       std::count_if(stores->begin(), stores->end(), [](const auto& store) { return store.locked; });
-  finding.facts.add("stores", stores->size());
-  finding.facts.add("stores_in_use", in_use);
+  finding.facts.set("stores", stores->size());
+  finding.facts.set("stores_in_use", in_use);
   finding.text += fmt::format(
       "\n{} store{} in it, {} in use", stores->size(), stores->size() == 1 ? "" : "s", in_use);
 }
 
 void try_direct_io(const RunConfig& config, const std::string& present, Finding& finding) {
   const FolderTrial trial = try_folder(present);
-  finding.facts.add("writable", trial.writing.has_value());
-  finding.facts.add("direct_io", trial.writing ? Json(trial.direct_io.has_value()) : Json());
+  finding.facts.set("writable", trial.writing.has_value());
+  finding.facts.set("direct_io", trial.writing ? Json(trial.direct_io.has_value()) : Json());
   if (!trial.writing) {
     finding.text += ", cannot be written";
     finding.problems.push_back(
@@ -135,7 +148,10 @@ void try_direct_io(const RunConfig& config, const std::string& present, Finding&
 
 Finding examine_folder(const RunConfig& config, const NvmeFolder& folder) {
   Finding finding{.section = "folder"};
-  finding.facts.add("path", folder.path);
+  for (const char* member : kFolderMembers) {
+    finding.facts.add(member, Json());
+  }
+  finding.facts.set("path", folder.path);
   finding.text = fmt::format("'{}'", folder.path);
   RunConfig alone = config;
   alone.tiers.nvme = {folder};
@@ -145,7 +161,7 @@ Finding examine_folder(const RunConfig& config, const NvmeFolder& folder) {
   }
   const std::string present = existing_parent(folder.path);
   const bool made = present == folder.path;
-  finding.facts.add("exists", made);
+  finding.facts.set("exists", made);
   const Result<Filesystem> filesystem = filesystem_of(present);
   if (!filesystem) {
     finding.problems.push_back(problem_of(filesystem.error(), true));
@@ -156,9 +172,9 @@ Finding examine_folder(const RunConfig& config, const NvmeFolder& folder) {
                               filesystem->name,
                               format_bytes(filesystem->free_bytes),
                               format_bytes(filesystem->total_bytes));
-  finding.facts.add("filesystem", filesystem->name);
-  finding.facts.add("free_bytes", filesystem->free_bytes);
-  finding.facts.add("total_bytes", filesystem->total_bytes);
+  finding.facts.set("filesystem", filesystem->name);
+  finding.facts.set("free_bytes", filesystem->free_bytes);
+  finding.facts.set("total_bytes", filesystem->total_bytes);
   if (can_be_made) {
     try_direct_io(config, present, finding);
   }
@@ -176,12 +192,44 @@ Finding examine_folder(const RunConfig& config, const NvmeFolder& folder) {
   const std::string device = device_of(present);
   const Drive drive = drive_of(device);
   finding.text += "\n" + drive_text(device, drive);
-  finding.facts.add("drive", drive_to_json(device, drive));
+  finding.facts.set("drive", drive_to_json(device, drive));
   if (made) {
     examine_stores(folder.path, finding);
   }
   return finding;
 }
+
+namespace {
+
+// Whether the run's folder can be made, or written to. A store inside it is tried in its stead.
+void try_run_folder(const RunConfig& config, Finding& run) {
+  const std::vector<NvmeFolder> folders = store_folders(config);
+  const auto inside = [&](const NvmeFolder& folder) {
+    return folder.path.starts_with(config.run.dir + "/");
+  };
+  if (std::any_of(folders.begin(), folders.end(), inside)) {
+    return;
+  }
+  std::string present = config.run.dir;  // or what is there above it
+  while (!path_exists(present) && present != "/") {
+    present = parent_path(present);
+  }
+  std::string why = "it is not a folder";
+  if (is_directory(present)) {
+    const FolderTrial trial = try_folder(present);
+    if (trial.writing) {
+      return;
+    }
+    why = trial.writing.error().why;
+  }
+  run.problems.push_back(
+      {.stops_training = true,
+       .what = fmt::format("run.dir: nothing can be written in '{}': {}", present, why),
+       .hint = "give the user who runs headrace the right to write there, free space, or name "
+               "another run.dir"});
+}
+
+}  // namespace
 
 std::vector<Finding> examine_run(const RunConfig& config) {
   Finding run{.section = "run"};
@@ -189,6 +237,7 @@ std::vector<Finding> examine_run(const RunConfig& config) {
   run.text = fmt::format("'{}', in '{}'", config.file, config.run.dir);
   run.facts.add("file", config.file);
   run.facts.add("dir", config.run.dir);
+  try_run_folder(config, run);
   bool in_use = false;
   if (is_directory(paths.dir)) {
     const Result<RunLock> lock = RunLock::take(paths.dir);

@@ -86,6 +86,19 @@ TEST_F(DoctorTest, ARunThatTrainsElsewhereIsInUse) {
   EXPECT_EQ(findings[0].facts.find("in_use")->as_bool(), true);
 }
 
+TEST_F(DoctorTest, ARunsFolderThatCannotBeWrittenIsAnError) {
+  write("file", "text");
+  RunConfig elsewhere = config();
+  elsewhere.tiers.nvme = {folder(path("store"))};
+  EXPECT_TRUE(can_train(examine_run(elsewhere))) << format_findings(examine_run(elsewhere));
+  for (const std::string& dir : {path("file"), path("file/run"), std::string("/proc/run")}) {
+    elsewhere.run.dir = dir;
+    const std::vector<Finding> findings = examine_run(elsewhere);
+    EXPECT_TRUE(stops(findings[0])) << dir;
+    EXPECT_FALSE(stops(findings[1])) << dir;
+  }
+}
+
 TEST_F(DoctorTest, TheReportHasASectionALineAndEveryProblem) {
   const std::vector<Finding> machine = examine_machine();
   const Json json = findings_to_json(machine);
