@@ -103,9 +103,11 @@ tiers::nvme::StoreProgress tell(std::string what) {
   };
 }
 
-// That what was committed is what a start would find: opened anew, all of it read and checked.
-Status read_back(const StoreReference& reference, const std::string& run_state) {
-  HEADRACE_ASSIGN(const std::unique_ptr<Store> store,
+// That what was committed is what a start would find: opened anew, all of it read and checked. As
+// long as it is open, nobody can remove it.
+Result<std::unique_ptr<Store>> read_back(const StoreReference& reference,
+                                         const std::string& run_state) {
+  HEADRACE_ASSIGN(std::unique_ptr<Store> store,
                   Store::open(reference.folders, reference.id, Store::Access::kRead, false));
   if (!store->last_commit() || store->last_commit()->run_state != run_state) {
     return corrupt_error(fmt::format("the new store '{}' does not hold its commit", store->path()))
@@ -131,7 +133,7 @@ Status read_back(const StoreReference& reference, const std::string& run_state) 
     done += tile.param_bytes + tile.state_bytes;
     HEADRACE_TRY(progress(done, total));
   }
-  return {};
+  return store;
 }
 
 // Has config.resolved.toml name the run's format, so that it can be trained from; its comments
@@ -241,8 +243,10 @@ class Conversion {
     HEADRACE_TRY(
         store->commit({.step = state.step, .update_count = state.update_count, .run_state = text}));
     store.reset();
-    HEADRACE_TRY(read_back(target_, text));
-    return set_log_file(paths_.log());  // the run's log is to tell of it
+    HEADRACE_ASSIGN(store, read_back(target_, text));
+    HEADRACE_TRY(set_log_file(paths_.log()));  // the run's log is to tell of it
+    whole_ = std::move(store);
+    return {};
   }
 
   // False: the old store is still there.
@@ -268,6 +272,7 @@ class Conversion {
   Source source_;
   plan::StateFormat format_;
   StoreReference target_;
+  std::unique_ptr<Store> whole_;  // the new store, so that it is there when the run names it
   Converted result_;
 };
 

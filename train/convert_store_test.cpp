@@ -543,6 +543,21 @@ TEST_F(ConvertStoreTest, TheOldStoreIsGoneForGoodBeforeItsNoteIs) {
   }
 }
 
+// `store list` tells it as left by a conversion until then.
+TEST_F(ConvertStoreTest, NobodyCanRemoveTheNewStoreWhileTheRunIsAboutToNameIt) {
+  const RunPaths paths = make_run("run", "fp32", {path("nvme")});
+  std::vector<ExitCode> refusals;
+  const FsyncObserver observer([&](const std::string& synced) {
+    const Result<std::optional<StoreReference>> noted = CreationNote::read(paths);
+    if (noted && *noted && synced.starts_with(real_path(paths.dir) + "/store.json.")) {
+      const Status removed = tiers::nvme::remove_store({path("nvme")}, (*noted)->id);
+      refusals.push_back(removed ? ExitCode::kOk : removed.error().code);
+    }
+  });
+  ASSERT_TRUE(convert_store({.run_dir = paths.dir, .state = "q8"}));
+  EXPECT_EQ(refusals, std::vector{ExitCode::kOperating});
+}
+
 TEST_F(ConvertStoreTest, AnOldStoreInUseStaysAndIsTold) {
   const RunPaths paths = make_run("run", "fp32", {path("nvme")});
   const std::string old_id = store_id(paths);
