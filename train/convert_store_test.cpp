@@ -3,6 +3,8 @@
 #include "train/convert_store.hpp"
 
 #include <gtest/gtest.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cmath>
@@ -10,6 +12,7 @@
 #include <cstring>
 #include <filesystem>
 #include <fstream>
+#include <functional>
 #include <iostream>
 #include <memory>
 #include <optional>
@@ -27,6 +30,24 @@
 #include "train/state_format.hpp"
 #include "train/store_folders.hpp"
 #include "train/test_folder.hpp"
+
+namespace {
+
+// What is asked before each fsync of this program; it gets the file's path.
+std::function<void(const std::string& path)>& before_fsync() {
+  static std::function<void(const std::string& path)> observer;
+  return observer;
+}
+
+}  // namespace
+
+// In the C library's place.
+extern "C" int fsync(int fd) {
+  if (before_fsync()) {
+    before_fsync()(std::filesystem::read_symlink("/proc/self/fd/" + std::to_string(fd)).string());
+  }
+  return static_cast<int>(::syscall(SYS_fsync, fd));
+}
 
 namespace headrace::train {
 namespace {
@@ -489,6 +510,39 @@ TEST_F(FailedConversion, ARunWithoutACommit) {
   expect_refused(paths, ExitCode::kOperating);
 }
 
+// For as long as it lives.
+class FsyncObserver {
+ public:
+  explicit FsyncObserver(std::function<void(const std::string& path)> observer) {
+    before_fsync() = std::move(observer);
+  }
+
+  ~FsyncObserver() { before_fsync() = nullptr; }
+
+  FsyncObserver(const FsyncObserver&) = delete;
+  FsyncObserver& operator=(const FsyncObserver&) = delete;
+};
+
+// Otherwise a power cut could leave it there with nothing that says that it goes.
+TEST_F(ConvertStoreTest, TheOldStoreIsGoneForGoodBeforeItsNoteIs) {
+  const std::vector<std::string> folders = {path("a"), path("b")};
+  const RunPaths paths = make_run("run", "fp32", folders);
+  const std::string old_id = store_id(paths);
+  std::vector<std::string> gone_for_good;
+  const FsyncObserver observer([&](const std::string& synced) {
+    if (!path_exists(synced + "/" + old_id) && path_exists(paths.store_making()) &&
+        store_id(paths) != old_id) {
+      gone_for_good.push_back(synced);
+    }
+  });
+  ASSERT_TRUE(convert_store({.run_dir = paths.dir, .state = "q8"}));
+  for (const std::string& folder : folders) {
+    EXPECT_NE(std::find(gone_for_good.begin(), gone_for_good.end(), real_path(folder)),
+              gone_for_good.end())
+        << folder;
+  }
+}
+
 TEST_F(ConvertStoreTest, AnOldStoreInUseStaysAndIsTold) {
   const RunPaths paths = make_run("run", "fp32", {path("nvme")});
   const std::string old_id = store_id(paths);
@@ -547,6 +601,20 @@ TEST_F(CutConversion, AfterTheSwitchTheOldStoreGoes) {
   reclaim_leftovers({path("nvme")}, paths_, new_id_);
   EXPECT_EQ(stores_in(path("nvme")), std::vector{new_id_});
   EXPECT_FALSE(path_exists(paths_.store_making()));
+}
+
+// A conversion that was killed had perhaps not come to it: a power cut could then bring back the
+// name of the store that was removed.
+TEST_F(CutConversion, WhichStoreTheRunNamesIsDurableBeforeTheOtherGoes) {
+  name(new_id_);
+  bool is_durable = false;
+  const FsyncObserver observer([&](const std::string& synced) {
+    is_durable |=
+        synced == real_path(paths_.dir) && path_exists(path("nvme") + "/" + old_id_ + "/data");
+  });
+  reclaim_leftovers({path("nvme")}, paths_, new_id_);
+  EXPECT_EQ(stores_in(path("nvme")), std::vector{new_id_});
+  EXPECT_TRUE(is_durable);
 }
 
 TEST_F(CutConversion, HalfARemovalIsFinished) {

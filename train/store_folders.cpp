@@ -33,6 +33,13 @@ Result<std::string> left_of_conversion(const RunPaths& paths, const StoreReferen
                                      : std::string();
 }
 
+// A conversion that was killed may have renamed store.json and not flushed that: a power cut could
+// bring back the name of the store that is about to go.
+Status make_name_durable(const RunPaths& paths) {
+  HEADRACE_ASSIGN(const std::optional<StoreReference> named, read_store_reference(paths));
+  return named && named->committed_step ? write_store_reference(paths, *named) : Status();
+}
+
 // Removes what a creation that was killed has left of the store that it had noted, where that does
 // not say yet whose it is; of a conversion the store that the run does not name, whatever it says.
 // Returns the noted id; empty: none was.
@@ -43,6 +50,7 @@ Result<std::string> remove_noted(const RunPaths& paths, const std::string& keep_
   }
   HEADRACE_ASSIGN(const std::string left, left_of_conversion(paths, *noted));
   if (!left.empty() && left != keep_id) {
+    HEADRACE_TRY(make_name_durable(paths));
     HEADRACE_ASSIGN(const bool removed, remove_rest(noted->folders, left));
     if (removed) {
       log_info(fmt::format("removed the store {}, left by a conversion that was cut short", left));

@@ -69,6 +69,22 @@ abi::Return give_compute_processes(const char* function,
       answer(function, device), all.data(), state.compute_processes, count, infos);
 }
 
+#if HEADRACE_FAKE_NVML_AGE == 0
+// The entries of some drivers' newer functions (ask_processes).
+struct LongProcessInfo {
+  abi::ProcessInfo info;
+  std::uint64_t protected_memory_bytes = 0;
+};
+
+abi::Return give_long_entry(abi::Return result, unsigned* count, LongProcessInfo* infos) {
+  if (result == abi::kSuccess && *count >= 2) {
+    *count = 2;
+    infos[0] = infos[1] = {.info = {.pid = 1}};
+  }
+  return result;
+}
+#endif
+
 }  // namespace
 
 FAKE_NVML_EXPORT headrace::tiers::gpu::FakeNvmlState* fake_nvml_state() {
@@ -145,19 +161,19 @@ FAKE_NVML_EXPORT abi::Return nvmlDeviceGetTotalEccErrors(abi::Device device,
   return give(__func__, device, count, std::uint64_t{is_expected ? 3U : 99U});
 }
 
+FAKE_NVML_EXPORT abi::Return nvmlDeviceGetComputeRunningProcesses_v2(abi::Device device,
+                                                                     unsigned* count,
+                                                                     abi::ProcessInfo* infos) {
+  return give_compute_processes(__func__, device, count, infos);
+}
+
 #if HEADRACE_FAKE_NVML_AGE == 0
 FAKE_NVML_EXPORT abi::Return nvmlDeviceGetCurrentClocksEventReasons(abi::Device device,
                                                                     std::uint64_t* reasons) {
   return give(__func__, device, reasons, state.reasons);
 }
 
-FAKE_NVML_EXPORT abi::Return nvmlDeviceGetComputeRunningProcesses_v3(abi::Device device,
-                                                                     unsigned* count,
-                                                                     abi::ProcessInfo* infos) {
-  return give_compute_processes(__func__, device, count, infos);
-}
-
-FAKE_NVML_EXPORT abi::Return nvmlDeviceGetGraphicsRunningProcesses_v3(abi::Device device,
+FAKE_NVML_EXPORT abi::Return nvmlDeviceGetGraphicsRunningProcesses_v2(abi::Device device,
                                                                       unsigned* count,
                                                                       abi::ProcessInfo* infos) {
   return give_processes(answer(__func__, device),
@@ -166,16 +182,22 @@ FAKE_NVML_EXPORT abi::Return nvmlDeviceGetGraphicsRunningProcesses_v3(abi::Devic
                         count,
                         infos);
 }
+
+FAKE_NVML_EXPORT abi::Return nvmlDeviceGetComputeRunningProcesses_v3(abi::Device device,
+                                                                     unsigned* count,
+                                                                     LongProcessInfo* infos) {
+  return give_long_entry(answer(__func__, device), count, infos);
+}
+
+FAKE_NVML_EXPORT abi::Return nvmlDeviceGetGraphicsRunningProcesses_v3(abi::Device device,
+                                                                      unsigned* count,
+                                                                      LongProcessInfo* infos) {
+  return give_long_entry(answer(__func__, device), count, infos);
+}
 #else
 FAKE_NVML_EXPORT abi::Return nvmlDeviceGetCurrentClocksThrottleReasons(abi::Device device,
                                                                        std::uint64_t* reasons) {
   return give(__func__, device, reasons, state.reasons);
-}
-
-FAKE_NVML_EXPORT abi::Return nvmlDeviceGetComputeRunningProcesses_v2(abi::Device device,
-                                                                     unsigned* count,
-                                                                     abi::ProcessInfo* infos) {
-  return give_compute_processes(__func__, device, count, infos);
 }
 #endif
 // NOLINTEND(readability-identifier-naming)

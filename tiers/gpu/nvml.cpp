@@ -194,19 +194,21 @@ bool is_in_first_pid_namespace() {
   return ::stat("/proc/self/ns/pid", &info) == 0 && info.st_ino == kFirstNamespace;
 }
 
+// The older functions first: some drivers (535.54 is one) fill longer entries by the newer ones,
+// beyond the end of what they were given (NVIDIA/go-nvml 75).
 Status ask_processes(const Inquiry& gpu, NvmlFacts& facts) {
   std::vector<NvmlProcess> processes;
   HEADRACE_ASSIGN(const bool compute,
-                  gpu.append_processes({"nvmlDeviceGetComputeRunningProcesses_v3",
-                                        "nvmlDeviceGetComputeRunningProcesses_v2"},
+                  gpu.append_processes({"nvmlDeviceGetComputeRunningProcesses_v2",
+                                        "nvmlDeviceGetComputeRunningProcesses_v3"},
                                        processes));
   HEADRACE_ASSIGN(const bool graphics,
-                  gpu.append_processes({"nvmlDeviceGetGraphicsRunningProcesses_v3",
-                                        "nvmlDeviceGetGraphicsRunningProcesses_v2"},
+                  gpu.append_processes({"nvmlDeviceGetGraphicsRunningProcesses_v2",
+                                        "nvmlDeviceGetGraphicsRunningProcesses_v3"},
                                        processes));
   HEADRACE_ASSIGN(const bool mps,
-                  gpu.append_processes({"nvmlDeviceGetMPSComputeRunningProcesses_v3",
-                                        "nvmlDeviceGetMPSComputeRunningProcesses_v2"},
+                  gpu.append_processes({"nvmlDeviceGetMPSComputeRunningProcesses_v2",
+                                        "nvmlDeviceGetMPSComputeRunningProcesses_v3"},
                                        processes));
   if (!compute && !graphics && !mps) {
     return {};

@@ -31,7 +31,8 @@ struct Memory {  // nvmlMemory_t
   std::uint64_t used_bytes = 0;
 };
 
-struct ProcessInfo {  // nvmlProcessInfo_v2_t, which ..._v2 and ..._v3 of the functions fill
+// nvmlProcessInfo_v2_t, which ..._v2 of the functions fill; ..._v3 do too, but not of every driver.
+struct ProcessInfo {
   std::uint32_t pid = 0;
   std::uint64_t memory_bytes = 0;  // kNotAvailable: not known
   std::uint32_t gpu_instance = 0;

@@ -175,6 +175,7 @@ TEST(Nvml, WhatTheDriverDoesNotTellIsEmptyAndNoError) {
 }
 
 // Compute and graphics lists both; the compute list is the longer, so it is asked with more room.
+// By the functions whose entries have one length in every driver.
 TEST(Nvml, ProcessesOfAllListsAreMergedByPid) {
   FakeLibrary library(HEADRACE_FAKE_NVML);
   library->compute_processes = FakeNvmlState::kProcessesMax;
@@ -266,8 +267,8 @@ TEST(Nvml, AnErrorOfAnyQuestionIsReported) {
                                "nvmlDeviceGetTemperature",
                                "nvmlDeviceGetTotalEccErrors",
                                "nvmlDeviceGetCurrentClocksEventReasons",
-                               "nvmlDeviceGetComputeRunningProcesses_v3",
-                               "nvmlDeviceGetGraphicsRunningProcesses_v3"}) {
+                               "nvmlDeviceGetComputeRunningProcesses_v2",
+                               "nvmlDeviceGetGraphicsRunningProcesses_v2"}) {
     FakeLibrary library(HEADRACE_FAKE_NVML);
     constexpr nvml_abi::Return kUnknown = 999;
     library->query_result = kUnknown;

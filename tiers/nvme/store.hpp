@@ -277,7 +277,7 @@ struct StoreListing {
 [[nodiscard]] Result<std::vector<StoreListing>> list_stores(
     const std::vector<std::string>& folders);
 // Removes all parts of a store that are in these folders or where they were made; nothing, if one
-// is in use.
+// is in use. Once it returns, a power cut does not bring them back.
 [[nodiscard]] Status remove_store(const std::vector<std::string>& folders, const std::string& id);
 
 // Removes what earlier starts of a run have left in the folders: stores (and the rests of creations

@@ -85,13 +85,6 @@ class Undo {
   bool kept_ = false;
 };
 
-Status sync_directory(const Folder& folder) {
-  if (::fsync(folder.fd.get()) != 0) {
-    return errno_error(fmt::format("nvme tier: cannot make '{}' durable", folder.path), errno);
-  }
-  return {};
-}
-
 // The options' folders with what they may hold: their limit, or what is free where that is less.
 Result<std::vector<StoreFolder>> with_limits(const std::vector<StoreFolder>& asked,
                                              const std::list<Undo>& made) {

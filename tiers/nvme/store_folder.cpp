@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -190,6 +191,13 @@ Result<Folder> enter_store(const Folder& folder, const std::string& id) {
         .with_why("it is a symbolic link, and links are not followed out of the folder");
   }
   return writing_error(store.path, reason);
+}
+
+Status sync_directory(const Folder& folder) {
+  if (::fsync(folder.fd.get()) != 0) {
+    return errno_error(fmt::format("nvme tier: cannot make '{}' durable", folder.path), errno);
+  }
+  return {};
 }
 
 }  // namespace headrace::tiers::nvme

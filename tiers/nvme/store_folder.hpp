@@ -51,4 +51,7 @@ struct Folder {
 // The id's directory within the folder. Errors: not an id, missing, a link.
 [[nodiscard]] Result<Folder> enter_store(const Folder& folder, const std::string& id);
 
+// After it, what was made or removed in the folder stays so through a power cut.
+[[nodiscard]] Status sync_directory(const Folder& folder);
+
 }  // namespace headrace::tiers::nvme

@@ -241,7 +241,8 @@ Status remove_part(const Doomed& doomed, const std::string& id) {
     log_warning(fmt::format("nvme tier: '{}' stays: it holds files that are not the store's",
                             doomed.directory.path));
   }
-  return {};
+  // Whoever noted that it is to go may forget it now.
+  return sync_directory(doomed.folder);
 }
 
 // The named folders that hold a part, and those that the parts name.
@@ -329,6 +330,8 @@ Result<bool> remove_unfinished(const std::vector<std::string>& folders, const st
       HEADRACE_TRY(remove_part(part, id));
     } else if (::unlinkat(folder->fd.get(), id.c_str(), AT_REMOVEDIR) != 0) {
       return writing_error(folder->path + "/" + id, errno);
+    } else {
+      HEADRACE_TRY(sync_directory(*folder));
     }
     removed = true;
   }
