@@ -13,9 +13,10 @@
 namespace headrace::bench {
 namespace {
 
+constexpr const char* kOptions = "[--device N] [--rounds N] [--min-kib N] [--max-mib N] [--json]";
+
 int usage(const std::string& what) {
-  (void)std::fprintf(
-      stderr, "gpu_link_bench: %s; the head of its source has the options\n", what.c_str());
+  (void)std::fprintf(stderr, "gpu_link_bench: %s; options: %s\n", what.c_str(), kOptions);
   return static_cast<int>(ExitCode::kUsage);
 }
 
@@ -29,9 +30,11 @@ int run(int count, char** values) {
       continue;
     }
     constexpr long kMax = 1 << 20;
-    const long value = i + 1 < count ? std::strtol(values[++i], nullptr, 10) : -1;
-    if (value < (name == "--device" ? 0 : 1) || value > kMax) {
-      return usage("'" + name + "' is no option, or has no number");
+    const char* number = i + 1 < count ? values[++i] : "";
+    char* end = nullptr;
+    const long value = std::strtol(number, &end, 10);
+    if (end == number || *end != '\0' || value < (name == "--device" ? 0 : 1) || value > kMax) {
+      return usage("'" + name + "' is no option, or '" + number + "' no number for it");
     }
     if (name == "--device") {
       options.device = static_cast<int>(value);

@@ -32,10 +32,15 @@ Error refusal(const std::string& device, const CudaFacts& cuda, int ordinal) {
   }
   if (cuda.problem) {
     const bool absent = cuda.problem->code == ExitCode::kHardwareAbsent;
-    return make_error(cuda.problem->code,
-                      cuda.driver.empty() ? what + ": this machine has no NVIDIA driver"
-                      : absent            ? what + ": this machine has no GPU for CUDA"
-                                          : what + ": the GPU cannot be asked")
+    if (absent && cuda.driver.empty()) {
+      // CUDA's own words for it speak of a version that is too old.
+      return make_error(cuda.problem->code, what + ": this machine has no NVIDIA driver")
+          .with_why("CUDA finds no libcuda.so.1, which the driver brings")
+          .with_hint(kUseCpu);
+    }
+    return make_error(
+               cuda.problem->code,
+               what + (absent ? ": this machine has no GPU for CUDA" : ": the GPU cannot be asked"))
         .with_why(cuda.problem->why)
         .with_hint(kUseCpu);
   }

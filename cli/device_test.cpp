@@ -49,7 +49,7 @@ TEST_F(Device, WhatIsMissingDecidesTheExitCode) {
   };
 
   for (const Case& machine : {
-           Case{-1, "cuda:0", ExitCode::kHardwareAbsent, "no NVIDIA driver", "InsufficientDriver"},
+           Case{-1, "cuda:0", ExitCode::kHardwareAbsent, "no NVIDIA driver", "libcuda.so.1"},
            Case{0, "cuda:0", ExitCode::kHardwareAbsent, "no GPU", "cudaErrorNoDevice"},
            Case{2, "cuda:2", ExitCode::kHardwareAbsent, "no such GPU", "cuda:1 emulated GPU 1"},
            Case{2, "cuda:1", ExitCode::kUsage, "(emulated GPU 1)", "no CUDA kernels"},

@@ -1,6 +1,7 @@
 // The text forms of errors (core/error.hpp).
 #include "core/error.hpp"
 
+#include <cerrno>
 #include <cstring>
 
 namespace headrace {
@@ -19,6 +20,20 @@ std::string errno_text(int errno_value) {
     text += ')';
   }
   return text;
+}
+
+// What to do about the causes that a user can mend wherever they show; "" for others.
+const char* errno_hint(int errno_value) {
+  switch (errno_value) {
+    case ENOSPC:
+      return "free space on that filesystem";
+    case EDQUOT:
+      return "free space, or have the quota raised";
+    case EROFS:
+      return "it is mounted read-only: mount it for writing, or use another folder";
+    default:
+      return "";
+  }
 }
 
 void append_one(std::string& text, const Error& error, bool verbose) {
@@ -49,7 +64,9 @@ void append_one(std::string& text, const Error& error, bool verbose) {
 }  // namespace
 
 Error errno_error(std::string what, int errno_value) {
-  return operating_error(std::move(what)).with_why(errno_text(errno_value));
+  return operating_error(std::move(what))
+      .with_why(errno_text(errno_value))
+      .with_hint(errno_hint(errno_value));
 }
 
 std::string format_error(const Error& error, bool verbose) {

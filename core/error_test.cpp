@@ -35,6 +35,8 @@ TEST(Error, ErrnoIsNamedAndExplained) {
   const Error error = errno_error("cannot write 'f'", ENOSPC);
   EXPECT_EQ(error.code, ExitCode::kOperating);
   EXPECT_EQ(error.why, "No space left on device (ENOSPC)");
+  EXPECT_EQ(error.hint, "free space on that filesystem");
+  EXPECT_EQ(errno_error("cannot read 'f'", EIO).hint, "");
 }
 
 Result<int> half(int value) {
