@@ -6,7 +6,6 @@
 
 #include <algorithm>
 #include <bit>
-#include <cfenv>
 #include <cmath>
 #include <cstdint>
 #include <cstdlib>
@@ -30,23 +29,6 @@ inline std::uint64_t test_seed() {
   std::cout << "HEADRACE_SEED=" << seed << "\n";
   return seed;
 }
-
-// The engine's threads flush subnormals; a test does while this lives.
-class FlushToZeroScope {
- public:
-  FlushToZeroScope() {
-    std::fegetenv(&saved_);
-    set_flush_to_zero();
-  }
-
-  ~FlushToZeroScope() { std::fesetenv(&saved_); }
-
-  FlushToZeroScope(const FlushToZeroScope&) = delete;
-  FlushToZeroScope& operator=(const FlushToZeroScope&) = delete;
-
- private:
-  std::fenv_t saved_{};
-};
 
 // `elements` of T whose first byte is `offset_bytes` after a multiple of 64, between guard bytes.
 template <class T>

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cfenv>
 #include <cstring>
 #include <memory>
 #include <span>
@@ -19,22 +18,6 @@ namespace {
 using tiers::nvme::ExtentKey;
 using tiers::nvme::ExtentKind;
 using tiers::nvme::Store;
-
-class FlushToZeroScope {
- public:
-  FlushToZeroScope() {
-    std::fegetenv(&saved_);
-    set_flush_to_zero();
-  }
-
-  ~FlushToZeroScope() { std::fesetenv(&saved_); }
-
-  FlushToZeroScope(const FlushToZeroScope&) = delete;
-  FlushToZeroScope& operator=(const FlushToZeroScope&) = delete;
-
- private:
-  std::fenv_t saved_{};
-};
 
 // A tile's two extents, of the largest tile of a format.
 struct Extents {
