@@ -34,6 +34,11 @@ struct CudaFacts {
   std::vector<Gpu> gpus = {};  // by ordinal
   // No driver, no GPU (kHardwareAbsent), or one that cannot be asked (kOperating).
   std::optional<Error> problem = {};
+
+  // There is none, rather than one that is out of order.
+  [[nodiscard]] bool lacks_driver() const {
+    return driver.empty() && problem && problem->code == ExitCode::kHardwareAbsent;
+  }
 };
 
 [[nodiscard]] CudaFacts cuda_facts();

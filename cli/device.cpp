@@ -32,7 +32,7 @@ Error refusal(const std::string& device, const CudaFacts& cuda, int ordinal) {
   }
   if (cuda.problem) {
     const bool absent = cuda.problem->code == ExitCode::kHardwareAbsent;
-    if (absent && cuda.driver.empty()) {
+    if (cuda.lacks_driver()) {
       // CUDA's own words for it speak of a version that is too old.
       return make_error(cuda.problem->code, what + ": this machine has no NVIDIA driver")
           .with_why("CUDA finds no libcuda.so.1, which the driver brings")

@@ -68,13 +68,17 @@ TEST_F(Device, WhatIsMissingDecidesTheExitCode) {
 }
 
 TEST_F(Device, ADriverThatIsOutOfOrderIsAnOperatingError) {
-  for (const char* call : {"cudaGetDeviceCount", "cudaGetDeviceProperties"}) {
+  for (const char* call :
+       {"cudaDriverGetVersion", "cudaGetDeviceCount", "cudaGetDeviceProperties"}) {
     emulated::start({});
     emulated::fail_call_of(call, 0, cudaErrorSystemDriverMismatch);
     const Status status = check_device(config_for("cuda:0"));
     ASSERT_FALSE(status) << call;
     EXPECT_EQ(status.error().code, ExitCode::kOperating) << format_error(status.error(), true);
     EXPECT_NE(status.error().why.find(call), std::string::npos) << status.error().why;
+    emulated::start({});
+    emulated::fail_call_of(call, 0, cudaErrorSystemDriverMismatch);
+    EXPECT_FALSE(cuda_facts().lacks_driver()) << call;
   }
 }
 

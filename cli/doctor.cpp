@@ -115,19 +115,19 @@ Finding examine_gpu(const CudaFacts& cuda, const Status& nvml) {
   Json list = Json::array();
   if (!cuda.linked) {
     finding.text = "none: this headrace was built without CUDA";
-  } else if (cuda.driver.empty()) {
+  } else if (cuda.lacks_driver()) {
     finding.text =
         fmt::format("none: CUDA {} in this binary, no NVIDIA driver on this machine", cuda.runtime);
   } else {
     finding.text = fmt::format("{}CUDA {} in this binary, driver for CUDA {}",
                                cuda.gpus.empty() ? "none: " : "",
                                cuda.runtime,
-                               cuda.driver);
+                               cuda.driver.empty() ? "(it does not answer)" : cuda.driver);
     for (const Gpu& gpu : cuda.gpus) {
       add_gpu(gpu, finding, list);
     }
   }
-  if (cuda.problem && !cuda.driver.empty()) {
+  if (cuda.problem && !cuda.lacks_driver()) {
     finding.problems.push_back(train::problem_of(*cuda.problem, false));
   }
   if (!nvml) {

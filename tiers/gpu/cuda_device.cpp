@@ -229,7 +229,11 @@ std::string describe_cuda() {
   int driver = 0;
   [[maybe_unused]] const cudaError_t error = cudaRuntimeGetVersion(&runtime);
   std::string text = "CUDA " + version_text(runtime);
-  if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0) {
+  if (const Status asked = check(cudaDriverGetVersion(&driver), "cudaDriverGetVersion", 0);
+      !asked) {
+    return text + ": the NVIDIA driver does not answer (" + asked.error().why + ")";
+  }
+  if (driver == 0) {
     return text + ": no NVIDIA driver on this machine";
   }
   text += ", driver for " + version_text(driver) + ":";

@@ -206,6 +206,14 @@ TEST(CudaDevice, AnErrorOfAnyCallIsReportedAndNothingLeaksOrHangs) {
   }
 }
 
+TEST(CudaDevice, ADriverThatDoesNotAnswerIsNotCalledMissing) {
+  emulated::start({});
+  emulated::fail_call_of("cudaDriverGetVersion", 0, cudaErrorSystemDriverMismatch);
+  const std::string line = describe_cuda();
+  EXPECT_NE(line.find("does not answer"), std::string::npos) << line;
+  EXPECT_NE(line.find("cudaDriverGetVersion"), std::string::npos) << line;
+}
+
 TEST(CudaDeviceDeathTest, ACopyOfMemoryThatWasNotPinnedIsAProgrammersError) {
   GTEST_FLAG_SET(death_test_style, "threadsafe");
   EXPECT_DEATH(

@@ -165,22 +165,25 @@ int launch_body(CUstream_st* stream, const Body& body) {
 using headrace::tiers::gpu::emulated::Engine;
 using headrace::tiers::gpu::emulated::engine_locked;
 using headrace::tiers::gpu::emulated::Kernel;
+using headrace::tiers::gpu::emulated::kRuntimeVersion;
 using headrace::tiers::gpu::emulated::OnFailure;
 using headrace::tiers::gpu::emulated::with_call;
 
 extern "C" {
 
 cudaError_t cudaRuntimeGetVersion(int* version) {
-  *version = headrace::tiers::gpu::emulated::kRuntimeVersion;
+  *version = kRuntimeVersion;
   return cudaSuccess;
 }
 
 // 0 where there is no driver, as the real one says it.
 cudaError_t cudaDriverGetVersion(int* version) {
-  const std::scoped_lock lock(headrace::tiers::gpu::emulated::lock_of_all());
-  *version =
-      engine_locked().options.devices < 0 ? 0 : headrace::tiers::gpu::emulated::kRuntimeVersion;
-  return cudaSuccess;
+  *version = 0;
+  const cudaError_t error = with_call("cudaDriverGetVersion", [version](Engine&) {
+    *version = kRuntimeVersion;
+    return cudaSuccess;
+  });
+  return error == cudaErrorInsufficientDriver ? cudaSuccess : error;
 }
 
 cudaError_t cudaGetDeviceCount(int* count) {
