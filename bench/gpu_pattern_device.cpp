@@ -16,9 +16,9 @@ class KernelPattern final : public DevicePattern {
  public:
   KernelPattern(int device, Lane lane, DeviceMemory counter, PinnedMemory result)
       : device_(device),
-        lane_(std::move(lane)),
         counter_(std::move(counter)),
-        result_(std::move(result)) {}
+        result_(std::move(result)),
+        lane_(std::move(lane)) {}
 
   Status fill(std::byte* target, std::size_t bytes, std::uint64_t seed) override {
     auto* words = reinterpret_cast<std::uint64_t*>(target);
@@ -50,9 +50,9 @@ class KernelPattern final : public DevicePattern {
 
  private:
   int device_;
-  Lane lane_;
   DeviceMemory counter_;
   PinnedMemory result_;
+  Lane lane_;  // last, so destroyed first: its copies use the memory
 };
 
 }  // namespace

@@ -15,7 +15,7 @@ constexpr std::size_t kPieceBytes = std::size_t{1} << 20U;
 
 class HostPattern final : public DevicePattern {
  public:
-  HostPattern(Lane lane, PinnedMemory piece) : lane_(std::move(lane)), piece_(std::move(piece)) {}
+  HostPattern(Lane lane, PinnedMemory piece) : piece_(std::move(piece)), lane_(std::move(lane)) {}
 
   Status fill(std::byte* target, std::size_t bytes, std::uint64_t seed) override {
     for (std::size_t done = 0; done < bytes; done += kPieceBytes) {
@@ -49,8 +49,8 @@ class HostPattern final : public DevicePattern {
     return {static_cast<std::byte*>(piece_.get()), std::min(bytes, kPieceBytes)};
   }
 
-  Lane lane_;
   PinnedMemory piece_;
+  Lane lane_;  // last, so destroyed first: its copies use the memory
 };
 
 }  // namespace
