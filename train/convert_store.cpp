@@ -313,12 +313,6 @@ Result<Converted> convert_store(const ConvertRequest& request) {
     HEADRACE_TRY(rewrite_config(paths, request.state));
     return unchanged(paths, source);
   }
-  if (path_exists(paths.store_making())) {
-    return operating_error(
-               fmt::format("what an earlier start of '{}' has left is still there", paths.dir))
-        .with_why("it could not be removed (see the warnings), and is still noted")
-        .with_hint("end what uses it, or remove it with headrace store remove, then try again");
-  }
   const LogFileScope log_file;
   return Conversion(paths, std::move(source), exec::state_format(request.state)).run();
 }

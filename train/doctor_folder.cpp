@@ -238,15 +238,15 @@ std::vector<Finding> examine_run(const RunConfig& config) {
   run.facts.add("file", config.file);
   run.facts.add("dir", config.run.dir);
   try_run_folder(config, run);
-  bool in_use = false;
-  if (is_directory(paths.dir)) {
-    const Result<RunLock> lock = RunLock::take(paths.dir);
-    if (!lock) {
-      in_use = true;
-      run.problems.push_back(problem_of(lock.error(), true));
-    }
+  const Result<bool> held = is_directory(paths.dir) ? RunLock::is_held(paths.dir) : false;
+  if (!held) {
+    run.problems.push_back(problem_of(held.error(), true));
+  } else if (*held) {
+    run.problems.push_back({.stops_training = true,
+                            .what = fmt::format("another process is training in '{}'", paths.dir),
+                            .hint = "wait for it, stop it, or choose another run.dir"});
   }
-  run.facts.add("in_use", in_use);
+  run.facts.add("in_use", held ? Json(*held) : Json());
   std::vector<Finding> findings = {std::move(run)};
   for (const NvmeFolder& folder : store_folders(config)) {
     findings.push_back(examine_folder(config, folder));

@@ -7,6 +7,8 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <chrono>
+#include <thread>
 #include <utility>
 
 #include "core/files.hpp"
@@ -181,6 +183,12 @@ Status write_store_reference(const RunPaths& paths, const StoreReference& refere
 }
 
 Result<CreationNote> CreationNote::write(const RunPaths& paths, const StoreReference& reference) {
+  if (path_exists(paths.store_making())) {
+    return operating_error(
+               fmt::format("what an earlier start of '{}' has left is still there", paths.dir))
+        .with_why("it could not be removed (see the warnings), and is still noted")
+        .with_hint("end what uses it, or remove it with headrace store remove, then try again");
+  }
   HEADRACE_TRY(write_reference(paths, reference, paths.store_making()));
   return CreationNote(paths.store_making());
 }
@@ -231,14 +239,36 @@ Result<MadeFolders> MadeFolders::make(const std::string& path) {
 
 Result<RunLock> RunLock::take(const std::string& dir) {
   HEADRACE_ASSIGN(UniqueFd folder, open_file(dir, O_RDONLY | O_DIRECTORY));
-  if (::flock(folder.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno == EWOULDBLOCK) {
+  constexpr int kTries = 10;
+  constexpr std::chrono::milliseconds kPause{10};
+  int failure = 0;
+  for (int i = 0; i < kTries; ++i) {
+    failure = ::flock(folder.get(), LOCK_EX | LOCK_NB) == 0 ? 0 : errno;
+    if (failure != EWOULDBLOCK) {
+      break;
+    }
+    std::this_thread::sleep_for(kPause);
+  }
+  if (failure != 0) {
+    if (failure == EWOULDBLOCK) {
       return operating_error(fmt::format("another process is training in '{}'", dir))
           .with_hint("wait for it, stop it, or choose another run.dir");
     }
-    return errno_error(fmt::format("cannot lock '{}'", dir), errno);
+    return errno_error(fmt::format("cannot lock '{}'", dir), failure);
   }
   return RunLock(std::move(folder));
+}
+
+Result<bool> RunLock::is_held(const std::string& dir) {
+  HEADRACE_ASSIGN(const UniqueFd folder, open_file(dir, O_RDONLY | O_DIRECTORY));
+  // Shared: two that ask do not take each other for a training. The lock goes with the descriptor.
+  if (::flock(folder.get(), LOCK_SH | LOCK_NB) == 0) {
+    return false;
+  }
+  if (errno == EWOULDBLOCK) {
+    return true;
+  }
+  return errno_error(fmt::format("cannot lock '{}'", dir), errno);
 }
 
 namespace {

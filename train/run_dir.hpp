@@ -72,6 +72,7 @@ struct RunPaths {
 // killed leaves the note, and by it the next start finds what is left (reclaim_leftovers).
 class CreationNote {
  public:
+  // Errors: what an earlier note tells of is still there, and would be forgotten.
   [[nodiscard]] static Result<CreationNote> write(const RunPaths& paths,
                                                   const StoreReference& reference);
   // Nothing: no creation was cut short.
@@ -124,8 +125,11 @@ class MadeFolders {
 
 class RunLock {
  public:
-  // Of an existing folder. Errors: another process trains there.
+  // Of an existing folder. Errors: another process trains there, and goes on doing so for a tenth
+  // of a second: one that only asks (is_held) is gone by then.
   [[nodiscard]] static Result<RunLock> take(const std::string& dir);
+  // Whether somebody has it; asked in an instant. Errors: the folder cannot be opened.
+  [[nodiscard]] static Result<bool> is_held(const std::string& dir);
 
  private:
   explicit RunLock(UniqueFd folder) : folder_(std::move(folder)) {}

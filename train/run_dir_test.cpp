@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
+#include <string>
+#include <thread>
 #include <vector>
 
 #include "train/test_folder.hpp"
@@ -172,6 +175,35 @@ TEST_F(RunDirTest, OneTrainerAtATime) {
   ASSERT_TRUE(lock);
   EXPECT_EQ(RunLock::take(paths_.dir).error().code, ExitCode::kOperating);
   EXPECT_FALSE(RunLock::take(path("absent")));
+  EXPECT_TRUE(RunLock::is_held(paths_.dir).value());
+  EXPECT_FALSE(RunLock::is_held(path("absent")));
+}
+
+TEST_F(RunDirTest, AskingWhetherARunIsInUseStopsNoStart) {
+  std::atomic<bool> over = false;
+  std::thread asking([&] {
+    while (!over) {
+      EXPECT_TRUE(RunLock::is_held(paths_.dir));
+    }
+  });
+  for (int i = 0; i < 200; ++i) {
+    EXPECT_TRUE(RunLock::take(paths_.dir));
+  }
+  over = true;
+  asking.join();
+  EXPECT_FALSE(RunLock::is_held(paths_.dir).value());
+}
+
+TEST_F(RunDirTest, ANoteOfWhatIsStillThereIsNotForgotten) {
+  const StoreReference left{
+      .folders = {path("nvme")}, .id = std::string(32, 'a'), .committed_step = {}};
+  Result<CreationNote> first = CreationNote::write(paths_, left);
+  ASSERT_TRUE(first);
+  first->keep();
+  const Result<CreationNote> second = CreationNote::write(paths_, left);
+  ASSERT_FALSE(second);
+  EXPECT_EQ(second.error().code, ExitCode::kOperating);
+  EXPECT_EQ(CreationNote::read(paths_).value()->id, left.id);
 }
 
 }  // namespace
