@@ -48,11 +48,11 @@ int main(void) {
                                   .weight_f32 = parameters};
   int code = HEADRACE_OK;
   if (headrace_optim_state_bytes(tensor.format, tensor.weight_dtype, kParameters) > sizeof(state)) {
-    (void)fprintf(stderr, "fit_line: the state needs more room\n");
+    fprintf(stderr, "fit_line: the state needs more room\n");
     return 1;
   }
   if (headrace_optim_create(1, &context) != HEADRACE_OK) {
-    (void)fprintf(stderr, "fit_line: no threads or no memory\n");
+    fprintf(stderr, "fit_line: no threads or no memory\n");
     return 1;
   }
   code = headrace_optim_import(context, &tensor, start);
@@ -62,11 +62,11 @@ int main(void) {
     code = headrace_adamw_update(context, &settings, &tensor, NULL);
   }
   if (code != HEADRACE_OK) {
-    (void)fprintf(stderr, "fit_line: code %d: %s\n", code, headrace_optim_explain(context));
+    fprintf(stderr, "fit_line: code %d: %s\n", code, headrace_optim_explain(context));
   }
   headrace_optim_destroy(context);
-  (void)printf("y = %.3f x + %.3f (%s)\n", parameters[kSlope], parameters[kOffset],
-               headrace_optim_target());
+  printf("y = %.3f x + %.3f (%s)\n", parameters[kSlope], parameters[kOffset],
+         headrace_optim_target());
   return code == HEADRACE_OK && fabsf(parameters[kSlope] - 2.0F) < 0.01F &&
                  fabsf(parameters[kOffset] - 1.0F) < 0.01F
              ? 0
