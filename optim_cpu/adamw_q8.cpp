@@ -14,6 +14,7 @@
 
 #include <cmath>
 #include <cstring>
+#include <limits>
 
 #include "core/assert.hpp"
 #include "optim_cpu/blocks.hpp"
@@ -61,9 +62,9 @@ HWY_BEFORE_NAMESPACE();
 
 namespace headrace::optim::HWY_NAMESPACE {
 
-#if HWY_TARGET == HWY_SCALAR
+#if !HEADRACE_OPTIM_CPU_Q8_VECTORS
 
-// A vector of one element has no pairs: the plain loop is the kernel.
+// The plain loop is the kernel.
 Q8Result q8_kernel(const Q8Span& span, const Q8Constants& constants, RoundingKey /*key*/) {
   const UpdateStats stats = adamw_q8_reference(span, constants);
   return {.sum_squares = stats.sum_squares, .finite = stats.non_finite_count == 0};
@@ -75,13 +76,13 @@ struct Q8Vectors {
   explicit HWY_INLINE Q8Vectors(const Q8Constants& c)
       : m_gradient(set(c.m_gradient)),
         v_gradient(set(c.v_gradient)),
+        inverse_step(set(c.inverse_step)),
         eps(set(c.eps)),
-        step(set(c.step)),
         decay(set(c.decay)) {}
 
   static HWY_INLINE FloatVector set(float value) { return hn::Set(FloatTag(), value); }
 
-  FloatVector m_gradient, v_gradient, eps, step, decay;
+  FloatVector m_gradient, v_gradient, inverse_step, eps, decay;
   Q8Bits bits;
 };
 
@@ -214,7 +215,9 @@ HWY_INLINE EvenOdd<FloatVector> load_gradients(const Q8Bits& /*c*/,
                                                Block block,
                                                const float* gradient,
                                                std::int64_t at) {
-  return block.load_floats(gradient, at);
+  const FloatTag floats;
+  const EvenOdd<FloatVector> values = block.load_floats(gradient, at);
+  return {infinite_nans(floats, values.even), infinite_nans(floats, values.odd)};
 }
 
 // Where a block's values are, and its place in the chunk.
@@ -264,22 +267,24 @@ HWY_INLINE FloatVector larger_magnitude(FloatVector largest, FloatVector values)
   constexpr int kLargerMagnitude = 0x0b;  // without its sign
   return FloatVector{_mm512_range_ps(largest.raw, values.raw, kLargerMagnitude)};
 #else
-  return hn::Max(largest, hn::Abs(values));
+  return hn::Max(hn::Abs(largest), hn::Abs(values));
 #endif
 }
 
-// New moments; `m` and `root` come in decoded, by the group's factors.
-HWY_INLINE void q8_update_moments(const Q8Vectors& c,
-                                  FloatVector gradient,
-                                  FloatVector& m,
-                                  FloatVector& root) {
-  m = hn::Add(m, hn::Mul(c.m_gradient, gradient));
-  const FloatVector h = hn::Mul(c.v_gradient, gradient);
-  root = hn::Sqrt(hn::Add(hn::Mul(root, root), hn::Mul(h, h)));
+// What a group's codes are multiplied with.
+struct Q8Factors {
+  FloatVector m, v;
+};
+
+// New moments of old ones in steps, those of v squared: m and sqrt(v).
+HWY_INLINE void q8_update_moments(
+    const Q8Vectors& c, Q8Factors factors, FloatVector gradient, FloatVector& m, FloatVector& v) {
+  m = hn::MulAdd(m, factors.m, hn::Mul(c.m_gradient, gradient));
+  v = hn::Sqrt(hn::MulAdd(hn::Mul(c.v_gradient, gradient), gradient, hn::Mul(v, factors.v)));
 }
 
 HWY_INLINE FloatVector q8_change(const Q8Vectors& c, FloatVector m, FloatVector root) {
-  return hn::Div(hn::Mul(c.step, m), hn::Add(root, c.eps));
+  return hn::Div(m, hn::MulAdd(root, c.inverse_step, c.eps));
 }
 
 // The first pass.
@@ -288,24 +293,22 @@ HWY_INLINE void q8_moments(const Q8Vectors& c, Block existence, const View& view
   const FloatTag floats;
   const float* const factors = chunk.decode + kQ8ScalesPerBlock * view.index;
   FourLargest largest;
-  for (FloatVector& value : largest.values) {
-    value = hn::Zero(floats);
-  }
 #pragma GCC unroll 8
   for (std::int64_t k = 0; k < kPairsPerGroup; ++k) {
     const GroupWords m_codes = upper_bytes(load_words(view.m + 2 * k * kPairLanes));
-    const GroupWords v_codes = numbers_of_bytes(c.bits, load_words(view.v + 2 * k * kPairLanes));
+    const GroupWords v_codes =
+        numbers_of_bytes(c.bits, at_least_one(c.bits, load_words(view.v + 2 * k * kPairLanes)));
 #pragma GCC unroll 2
     for (std::int64_t group = 0; group < 2; ++group) {
       const std::int64_t at = group * kQ8GroupElements + k * kPairLanes;
-      EvenOdd<FloatVector> m = decode_m(
-          c.bits, group == 0 ? m_codes.first : m_codes.second, hn::Set(floats, factors[2 * group]));
-      EvenOdd<FloatVector> root = decode_root(c.bits,
-                                              group == 0 ? v_codes.first : v_codes.second,
-                                              hn::Set(floats, factors[2 * group + 1]));
+      const Q8Factors group_factors = {.m = hn::Set(floats, factors[2 * group]),
+                                       .v = hn::Set(floats, factors[2 * group + 1])};
+      EvenOdd<FloatVector> m = m_steps(c.bits, group == 0 ? m_codes.first : m_codes.second);
+      EvenOdd<FloatVector> root =
+          squared_steps(c.bits, group == 0 ? v_codes.first : v_codes.second);
       const EvenOdd<FloatVector> gradient = load_gradients(c.bits, existence, view.gradient, at);
-      q8_update_moments(c, gradient.even, m.even, root.even);
-      q8_update_moments(c, gradient.odd, m.odd, root.odd);
+      q8_update_moments(c, group_factors, gradient.even, m.even, root.even);
+      q8_update_moments(c, group_factors, gradient.odd, m.odd, root.odd);
       m = existence.existing(at, m);
       root = existence.existing(at, root);
       float* const m_target = chunk.m + view.index * kQ8BlockElements + at;
@@ -316,8 +319,10 @@ HWY_INLINE void q8_moments(const Q8Vectors& c, Block existence, const View& view
       hn::Store(root.odd, floats, root_target + kFloatLanes);
       FloatVector& m_largest = largest.values[2 * group];
       FloatVector& root_largest = largest.values[2 * group + 1];
-      m_largest = larger_magnitude(larger_magnitude(m_largest, m.even), m.odd);
-      root_largest = hn::Max(root_largest, hn::Max(root.even, root.odd));
+      const FloatVector m_larger = larger_magnitude(m.even, m.odd);
+      const FloatVector root_larger = hn::Max(root.even, root.odd);
+      m_largest = k == 0 ? m_larger : larger_magnitude(m_largest, m_larger);
+      root_largest = k == 0 ? root_larger : hn::Max(root_largest, root_larger);
     }
   }
   store_largest(largest, chunk.largest + kQ8ScalesPerBlock * view.index);
@@ -352,8 +357,8 @@ HWY_INLINE Q8Words q8_weights(const Q8Vectors& c,
       existence.existing(at, {q8_change(c, m.even, root.even), q8_change(c, m.odd, root.odd)});
   const EvenOdd<FloatVector> old =
       decode_weights(c.bits, existence.load_halves(view.high, at), corrections);
-  const EvenOdd<FloatVector> p = {hn::Sub(hn::Mul(c.decay, old.even), u.even),
-                                  hn::Sub(hn::Mul(c.decay, old.odd), u.odd)};
+  const EvenOdd<FloatVector> p = {hn::MulSub(c.decay, old.even, u.even),
+                                  hn::MulSub(c.decay, old.odd, u.odd)};
   PairVector first;
   PairVector second;
   rounding.next(first, second);
@@ -363,7 +368,7 @@ HWY_INLINE Q8Words q8_weights(const Q8Vectors& c,
     existence.store_floats(decoded_weights(rounded), view.decoded, at);
   }
   sums.changes.sums[k] =
-      hn::Add(sums.changes.sums[k], hn::Add(hn::Mul(u.even, u.even), hn::Mul(u.odd, u.odd)));
+      hn::MulAdd(u.odd, u.odd, hn::MulAdd(u.even, u.even, sums.changes.sums[k]));
   const EvenOdd<FloatVector> seen = existence.existing(at, p);
   sums.badness = hn::MulAdd(hn::Add(seen.even, seen.odd), hn::Zero(floats), sums.badness);
   return {.m = encode_m(c.bits, m, hn::Set(floats, factors[0]), first),
@@ -426,9 +431,12 @@ HWY_INLINE void q8_decode_scales(const Q8Constants& constants,
   const float factors[kQ8ScalesPerBlock] = {
       constants.m_keep, constants.v_keep, constants.m_keep, constants.v_keep};
   const auto keep = hn::LoadU(tag, factors);
+  const auto one = hn::Set(tag, 1.0F);
   for (std::int64_t i = 0; i < kQ8ScalesPerBlock * blocks; i += kQ8ScalesPerBlock) {
-    const auto values = hn::LoadU(tag, reinterpret_cast<const float*>(scales) + i);
-    hn::Store(hn::Mul(values, keep), tag, chunk.decode + i);
+    const auto values =
+        infinite_nans(tag, hn::LoadU(tag, reinterpret_cast<const float*>(scales) + i));
+    // That of m, the square of v's.
+    hn::Store(hn::Mul(hn::Mul(values, hn::OddEven(values, one)), keep), tag, chunk.decode + i);
   }
 }
 
@@ -507,17 +515,23 @@ HWY_INLINE void q8_chunk(const Q8Vectors& c,
   const std::int64_t all = range.blocks + (range.rest > 0 ? 1 : 0);
   const auto block = [&](std::int64_t i) { return block_of<View>(span, range.begin + i, i); };
   q8_decode_scales(constants, planes.scales, all, chunk);
-  for (std::int64_t i = 0; i < range.blocks; ++i) {
-    q8_moments(c, Q8Full{}, block(i), chunk);
+  {
+    const Q8Vectors held = c;  // in registers, as many as there are
+    for (std::int64_t i = 0; i < range.blocks; ++i) {
+      q8_moments(held, Q8Full{}, block(i), chunk);
+    }
   }
   if (range.rest > 0) {
     q8_moments(c, Q8Padded{range.rest}, block(range.blocks), chunk);
   }
   q8_store_scales(chunk, range, planes.scales);
   q8_encode_scales(all, chunk);
-  for (std::int64_t i = 0; i < range.blocks; ++i) {
-    q8_prefetch<View>(span, range.begin + kQ8ChunkBlocks + i);
-    q8_weights_of_block(c, Q8Full{}, block(i), rounding, chunk, sums);
+  {
+    const Q8Vectors held = c;
+    for (std::int64_t i = 0; i < range.blocks; ++i) {
+      q8_prefetch<View>(span, range.begin + kQ8ChunkBlocks + i);
+      q8_weights_of_block(held, Q8Full{}, block(i), rounding, chunk, sums);
+    }
   }
   if (range.rest > 0) {
     q8_weights_of_block(c, Q8Padded{range.rest}, block(range.blocks), rounding, chunk, sums);
@@ -568,7 +582,7 @@ Q8Result q8_kernel(const Q8Span& span, const Q8Constants& constants, RoundingKey
   return q8_of_gradient<float>(span, constants, key);
 }
 
-#endif  // HWY_TARGET == HWY_SCALAR
+#endif  // HEADRACE_OPTIM_CPU_Q8_VECTORS
 
 }  // namespace headrace::optim::HWY_NAMESPACE
 
@@ -599,13 +613,22 @@ Q8Span part_of(const Q8Span& span, std::int64_t begin, std::int64_t elements) {
 Q8Constants q8_constants(const AdamWScalars& scalars) {
   const BiasCorrections corrections = bias_corrections(scalars);
   const double root2 = std::sqrt(corrections.second);
-  return {.m_gradient = static_cast<float>(scalars.clip_scale * (1.0 - scalars.beta1)),
-          .m_keep = static_cast<float>(scalars.beta1 / static_cast<double>(kQ8MCodeMax)),
-          .v_gradient = static_cast<float>(scalars.clip_scale * std::sqrt(1.0 - scalars.beta2)),
-          .v_keep = static_cast<float>(std::sqrt(scalars.beta2) / static_cast<double>(kQ8VCodeMax)),
-          .eps = static_cast<float>(scalars.eps * root2),
-          .step = static_cast<float>(scalars.lr * root2 / corrections.first),
-          .decay = static_cast<float>(1.0 - scalars.lr * scalars.weight_decay)};
+  const double inverse_step = corrections.first / (scalars.lr * root2);
+  // Of an infinity, too; what a NaN would be, 0 / 0, is where lr is 0.
+  const auto finite = [](double value) {
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    return value < static_cast<double>(kLargest) ? static_cast<float>(value) : kLargest;
+  };
+  constexpr auto kCodeMax = static_cast<double>(kQ8VCodeMax);
+  return {
+      .m_gradient = static_cast<float>(scalars.clip_scale * (1.0 - scalars.beta1)),
+      .m_keep = static_cast<float>(scalars.beta1 / static_cast<double>(kQ8MCodeMax)),
+      .v_gradient =
+          static_cast<float>(scalars.clip_scale * scalars.clip_scale * (1.0 - scalars.beta2)),
+      .v_keep = static_cast<float>(scalars.beta2 / (kCodeMax * kCodeMax)),
+      .inverse_step = finite(inverse_step),
+      .eps = finite(scalars.eps * root2 * inverse_step),
+      .decay = static_cast<float>(1.0 - scalars.lr * scalars.weight_decay)};
 }
 
 Q8Planes q8_planes(std::byte* state, std::int64_t tile_elements) {

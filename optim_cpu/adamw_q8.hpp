@@ -2,17 +2,23 @@
 //
 // The arithmetic is AdamW's (adamw.hpp) with its constants folded into one another and into the
 // scales of the codes, since at 12.5 bytes a parameter it is arithmetic, not memory, that takes the
-// time. Every line is one IEEE float operation per element, never fused; upper-case names are
+// time. fma(a, b, c) is a * b + c rounded once (IEEE fusedMultiplyAdd), every other operation is
+// rounded by itself; M and C are the codes in steps (q8.hpp), C at least 1. Upper-case names are
 // constants, computed in double and rounded to float once; M_FACTOR and V_FACTOR are of the group:
-//   m  = (M * M_FACTOR) + (M_GRADIENT * gradient)      M_GRADIENT = SCALE * (1 - beta1),
+//   m  = fma(M, M_FACTOR, M_GRADIENT * gradient)       M_GRADIENT = SCALE * (1 - beta1)
 //        M_FACTOR = scale of m * M_KEEP                M_KEEP = beta1 / 29.5
-//   h  = V_GRADIENT * gradient                         V_GRADIENT = SCALE * sqrt(1 - beta2)
-//   s  = code of v * V_FACTOR                          V_FACTOR = scale of v * V_KEEP,
-//   v  = (s * s) + (h * h)                             V_KEEP = sqrt(beta2) / 255
-//   d  = sqrt(v) + EPS                                 EPS = eps * sqrt(1 - beta2^t)
-//   u  = (STEP * m) / d                                STEP = lr * sqrt(1 - beta2^t) / (1 -
-//   beta1^t) p  = (DECAY * p) - u                               DECAY = 1 - lr * weight_decay
-// An update by it differs from one in AdamW's own order by units in the last place.
+//   v  = fma(V_GRADIENT * gradient, gradient,          V_GRADIENT = SCALE^2 * (1 - beta2)
+//            (C * C) * V_FACTOR)
+//        V_FACTOR = (scale of v)^2 * V_KEEP            V_KEEP = beta2 / 255^2
+//   d  = fma(sqrt(v), 1/STEP, EPS)                     EPS = eps * sqrt(1 - beta2^t) / STEP
+//   u  = m / d                                         STEP = lr * sqrt(1 - beta2^t)
+//                                                             / (1 - beta1^t)
+//   p  = fma(DECAY, p, -u)                             DECAY = 1 - lr * weight_decay
+// An update by it differs from one in AdamW's own order by units in the last place. Where lr is 0,
+// 1/STEP and EPS are the largest float, so that u is 0. A group whose scale of v is below 2^-55
+// starts from v = 0, since V_FACTOR is subnormal.
+//
+// Processors of x86 without fused operations (before 2013) take the plain loop of reference.hpp.
 //
 // Random bits of an element (rounding.hpp): 18 for m (q8_m_bits), the upper byte of `second` for v,
 // its lower one for the weight.
@@ -37,8 +43,8 @@ struct Q8Constants {
   float m_keep = 0.0F;
   float v_gradient = 0.0F;
   float v_keep = 0.0F;
+  float inverse_step = 0.0F;
   float eps = 0.0F;
-  float step = 0.0F;
   float decay = 1.0F;
 };
 
@@ -75,8 +81,8 @@ struct Q8Span {
 };
 
 // One fused pass on the calling thread. stats.sum_squares is that of u: 16 lanes, lane j of
-// elements 2 j and 2 j + 1 of each group, in float over 32 groups, then in double; it is meant to
-// be read, not compared with the other formats' sums.
+// elements 2 j and 2 j + 1 of each group, by fused operations in float over 32 groups, then in
+// double; it is meant to be read, not compared with the other formats' sums.
 UpdateStats adamw_q8_update(const Q8Span& span, const Q8Constants& constants);
 
 // Where a range of a segment lies in a tile. The range begins with a block.

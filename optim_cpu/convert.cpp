@@ -84,8 +84,8 @@ void read_group(const Q8Place& place, const StateValues& values) {
   Q8Scales scales;
   std::memcpy(&scales, place.scales, sizeof(scales));
   for (std::size_t i = 0; i < values.m.size(); ++i) {
-    values.m[i] = q8_decode_m(place.planes.m[place.byte(i)], scales.m / kQ8MCodeMax);
-    const float root = q8_decode_root(place.planes.v[place.byte(i)], scales.root / kQ8VCodeMax);
+    values.m[i] = q8_decode_m(place.planes.m[place.byte(i)], scales.m);
+    const float root = q8_decode_root(place.planes.v[place.byte(i)], scales.root);
     values.v[i] = root * root;
   }
 }

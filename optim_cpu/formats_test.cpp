@@ -161,11 +161,11 @@ TEST(Rounding, Bf16IsExactInTheMeanOverAllBits) {
 }
 
 float decoded_m(std::uint8_t code, float scale) {
-  return q8_decode_m(code, scale / kQ8MCodeMax);
+  return q8_decode_m(code, scale);
 }
 
 float decoded_root(std::uint8_t code, float scale) {
-  return q8_decode_root(code, scale / kQ8VCodeMax);
+  return q8_decode_root(code, scale);
 }
 
 std::uint8_t encoded_m(float m, float scale, std::uint32_t bits) {
@@ -183,7 +183,7 @@ TEST(Q8, EveryCodeDecodesToItself) {
       if (code != 0x80) {  // zero has one sign
         EXPECT_EQ(encoded_m(decoded_m(code, scale), scale, kQ8MHalf), code);
       }
-      EXPECT_EQ(encoded_root(decoded_root(code, scale), scale, kQ8ByteHalf), code);
+      EXPECT_EQ(encoded_root(decoded_root(code, scale), scale, kQ8ByteHalf), std::max(number, 1));
     }
     for (const std::uint8_t code : {std::uint8_t{127}, std::uint8_t{255}}) {
       EXPECT_NEAR(std::fabs(decoded_m(code, scale)), scale, 0x1p-22F * scale);
@@ -236,7 +236,6 @@ TEST(Q8, ErrorsOfOneEncodingAreBounded) {
     const float root = x * scale;
     const auto byte = static_cast<std::uint8_t>(bits);
     const std::uint8_t code = encoded_root(root, scale, byte);
-    EXPECT_GE(code, root > 0 ? 1 : 0);
     const float root_back = decoded_root(code, scale);
     EXPECT_LE(std::fabs(root_back - root), scale / 255 * 1.01F);
     EXPECT_GE(root_back, root * 0.5F) << "an update by it is less than twice the exact one";
@@ -254,7 +253,7 @@ TEST(Q8, EncodingIsExactInTheMean) {
     EXPECT_NEAR(m_sum / (1U << kQ8MFraction), -x, 1e-6 * (x + 0.1));
     double v_sum = 0;
     for (int bits = 0; bits < 256; ++bits) {
-      v_sum += encoded_root(x, 1.0F, static_cast<std::uint8_t>(bits));
+      v_sum += q8_root_steps(encoded_root(x, 1.0F, static_cast<std::uint8_t>(bits)));
     }
     EXPECT_NEAR(v_sum / 256, std::max(1.0, 255.0 * x), 1.0 / 256);
   }

@@ -16,20 +16,22 @@
 // that small codes are fine steps (1/472 of the scale at first, 1/59 at the end); v by its square
 // root. Decoding:
 //   m = M * (scale / 29.5), with the code's sign unless M is 0;  M = 2^(e + 1) * (1 + k / 32) - 2
-//   v = s * s;  s = code * (scale / 255)
+//   v = s * s;  s = max(code, 1) * (scale / 255)
 // Encoding, with random bits, so that what is too small for a step still moves the code as often as
 // it must:
 //   y = (|m| * (29.5 / scale)) + 2, the code is bits 18..24 of y's bits + r, r of 18 bits: the
 //       expected value of what is decoded is m;
-//   x = max(1, s * (255 / scale)), s = sqrt(v), the code is floor(x + r / 256), r of 8 bits, of x
-//       rounded to units of 1/256; v = 0 has code 0.
+//   x = s * (255 / scale), s = sqrt(v), the code is floor(x + r / 256), r of 8 bits, of x rounded
+//       to units of 1/256.
 // Scales below 2^-120 count as 0: such a group's codes are 0. The largest element of a group keeps
-// its value. An element of v other than 0 decodes to no less than a quarter of what was encoded
-// (code 1 for 2 - 1/256): an update by it is less than twice the exact one.
+// its value. v decodes to no less than a quarter of what was encoded (code 1 for 2 - 1/256): an
+// update by it is less than twice the exact one. What is less than a step, 0 too, decodes to one
+// step: an element that gets its first gradient in a group of larger ones moves less for it.
 //
 // Threads: any. Failure: none; a group with a NaN or an infinity has unspecified codes.
 #pragma once
 
+#include <algorithm>
 #include <bit>
 #include <cmath>
 #include <cstddef>
@@ -70,18 +72,27 @@ inline constexpr float kQ8ScaleMin = 0x1p-120F;
 inline constexpr float kQ8MSteps = kQ8MCodeMax * (1.0F - 0x1p-22F);
 inline constexpr unsigned kQ8MFraction = 18;  // bits of y below the code
 
-// What a code is multiplied with is scale / kQ8MCodeMax, or for an optimizer another multiple.
-[[nodiscard]] inline float q8_decode_m(std::uint8_t code, float factor) {
+// M above with the code's sign, exact.
+[[nodiscard]] inline float q8_m_steps(std::uint8_t code) {
   const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(2.0F) +
                                   (static_cast<std::uint32_t>(code & 0x7fU) << kQ8MFraction);
   const std::uint32_t sign = static_cast<std::uint32_t>(code & 0x80U) << 24U;
   const auto biased = std::bit_cast<float>(magnitude | sign);
-  return (biased - std::copysign(2.0F, biased)) * factor;
+  return biased - std::copysign(2.0F, biased);
 }
 
-// sqrt(v); the factor is scale / kQ8VCodeMax.
-[[nodiscard]] inline float q8_decode_root(std::uint8_t code, float factor) {
-  return static_cast<float>(code) * factor;
+// sqrt(v) in units of scale / 255.
+[[nodiscard]] inline std::uint16_t q8_root_steps(std::uint8_t code) {
+  return std::max(code, std::uint8_t{1});
+}
+
+[[nodiscard]] inline float q8_decode_m(std::uint8_t code, float scale) {
+  return q8_m_steps(code) * (scale / kQ8MCodeMax);
+}
+
+// sqrt(v).
+[[nodiscard]] inline float q8_decode_root(std::uint8_t code, float scale) {
+  return static_cast<float>(q8_root_steps(code)) * (scale / kQ8VCodeMax);
 }
 
 [[nodiscard]] inline float q8_encode_factor(float scale, float steps) {
@@ -90,15 +101,16 @@ inline constexpr unsigned kQ8MFraction = 18;  // bits of y below the code
 
 // `factor` is q8_encode_factor(scale, kQ8MSteps), `bits` are 18.
 [[nodiscard]] inline std::uint8_t q8_encode_m(float m, float factor, std::uint32_t bits) {
-  const auto y = std::bit_cast<std::uint32_t>((m * factor) + std::copysign(2.0F, m)) + bits;
+  const float biased = std::fma(m, factor, std::copysign(2.0F, m));
+  const auto y = std::bit_cast<std::uint32_t>(biased) + bits;
   return static_cast<std::uint8_t>(((y >> kQ8MFraction) & 0x7fU) | ((y >> 24U) & 0x80U));
 }
 
 // `root` is sqrt(v), `factor` is q8_encode_factor(scale, kQ8VCodeMax). The addition rounds to units
 // of 1/256, to nearest even: the same in every instruction set.
 [[nodiscard]] inline std::uint8_t q8_encode_root(float root, float factor, std::uint8_t bits) {
-  const float steps = root > 0.0F ? std::fmax(root * factor, 1.0F) : 0.0F;
-  const auto fixed = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(steps + 0x1p15F));
+  const float steps = std::fma(root, factor, 0x1p15F);
+  const auto fixed = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(steps));
   return static_cast<std::uint8_t>((fixed + bits) >> 8U);
 }
 

@@ -13,6 +13,8 @@
 #define HEADRACE_OPTIM_CPU_Q8_INL_HPP
 #endif
 
+#include <limits>
+
 #include "optim_cpu/q8.hpp"
 #include "optim_cpu/vectors_inl.hpp"
 #include "optim_cpu/weights.hpp"
@@ -21,7 +23,15 @@ HWY_BEFORE_NAMESPACE();
 
 namespace headrace::optim::HWY_NAMESPACE {
 
-#if HWY_TARGET != HWY_SCALAR  // whose vectors of one element have no pairs
+// A vector of one element has no pairs, and the arithmetic is fused.
+#undef HEADRACE_OPTIM_CPU_Q8_VECTORS
+#if HWY_TARGET != HWY_SCALAR && HWY_NATIVE_FMA
+#define HEADRACE_OPTIM_CPU_Q8_VECTORS 1
+#else
+#define HEADRACE_OPTIM_CPU_Q8_VECTORS 0
+#endif
+
+#if HEADRACE_OPTIM_CPU_Q8_VECTORS
 
 using PairTag = hn::Repartition<std::uint16_t, FloatTag>;  // two elements in each float's lane
 using SignedPairTag = hn::RebindToSigned<PairTag>;
@@ -42,7 +52,8 @@ struct Q8Bits {
   HWY_INLINE Q8Bits()
       : sign(set_words(0x8000U)),
         m_two(set_words(0x4000U)),
-        m_code(set_words(0x01fcU)),
+        m_code(set_words(0x81fcU)),
+        ones(set_words(0x0101U)),
         lower(set_words(0x00ffU)),
         upper(set_words(0xff00U)),
         byte_signs(set_words(0x8080U)),
@@ -50,9 +61,7 @@ struct Q8Bits {
         odd(hn::Set(BitsTag(), 0xffff0000U)),
         m_random(hn::Set(BitsTag(), (1U << kQ8MFraction) - 1)),
         two(hn::Set(FloatTag(), 2.0F)),
-        one(hn::Set(FloatTag(), 1.0F)),
-        fixed(hn::Set(FloatTag(), 0x1p15F)),
-        infinity(hn::BitCast(FloatTag(), hn::Set(BitsTag(), 0x7f800000U))) {}
+        fixed(hn::Set(FloatTag(), 0x1p15F)) {}
 
   HWY_INLINE void hide() {
 #if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
@@ -62,10 +71,11 @@ struct Q8Bits {
 
   PairVector sign;
   PairVector m_two;   // the upper half of 2.0F
-  PairVector m_code;  // a code of m there
+  PairVector m_code;  // a code of m there, with its sign
+  PairVector ones;    // of bytes
   PairVector lower, upper, byte_signs;
   BitsVector even, odd, m_random;
-  FloatVector two, one, fixed, infinity;
+  FloatVector two, fixed;
 };
 
 // The even and the odd elements of a PairTag vector.
@@ -139,24 +149,31 @@ HWY_INLINE PairVector with_sign_of(const Q8Bits& c, PairVector sign, PairVector 
 #endif
 }
 
-// Moments of one group's words, whose upper byte is the code.
-HWY_INLINE EvenOdd<FloatVector> decode_m(const Q8Bits& c, PairVector codes, FloatVector factor) {
-  // Upper halves of floats 2 + ...: their bits below the sign, then the code's.
-  const PairVector magnitudes = hn::OrAnd(c.m_two, hn::ShiftRight<6>(codes), c.m_code);
+// M of q8.hpp of one group's words, whose upper byte is the code.
+HWY_INLINE EvenOdd<FloatVector> m_steps(const Q8Bits& c, PairVector codes) {
+  // Upper halves of floats 2 + ...: the code's seven bits moved to their place, and its sign left
+  // in its own.
+  const PairVector moved =
+      hn::BitCast(PairTag(), hn::ShiftRight<6>(hn::BitCast(SignedPairTag(), codes)));
   const EvenOdd<FloatVector> biased =
-      as_floats(upper_halves(c, with_sign_of(c, codes, magnitudes)));
-  return {hn::Mul(hn::Sub(biased.even, hn::CopySignToAbs(c.two, biased.even)), factor),
-          hn::Mul(hn::Sub(biased.odd, hn::CopySignToAbs(c.two, biased.odd)), factor)};
+      as_floats(upper_halves(c, hn::OrAnd(c.m_two, moved, c.m_code)));
+  return {hn::Sub(biased.even, hn::CopySignToAbs(c.two, biased.even)),
+          hn::Sub(biased.odd, hn::CopySignToAbs(c.two, biased.odd))};
 }
 
 HWY_INLINE FloatVector floats_of(BitsVector number) {
   return hn::ConvertTo(FloatTag(), hn::BitCast(hn::RebindToSigned<FloatTag>(), number));
 }
 
-// sqrt(v) of one group's words, which are codes.
-HWY_INLINE EvenOdd<FloatVector> decode_root(const Q8Bits& c, PairVector codes, FloatVector factor) {
-  const EvenOdd<BitsVector> numbers = lower_halves(c, codes);
-  return {hn::Mul(floats_of(numbers.even), factor), hn::Mul(floats_of(numbers.odd), factor)};
+HWY_INLINE PairVector at_least_one(const Q8Bits& c, PairVector bytes) {
+  const hn::Repartition<std::uint8_t, PairTag> tag;
+  return hn::BitCast(PairTag(), hn::Max(hn::BitCast(tag, bytes), hn::BitCast(tag, c.ones)));
+}
+
+// Of one group's words, which are codes of v, the squares.
+HWY_INLINE EvenOdd<FloatVector> squared_steps(const Q8Bits& c, PairVector codes) {
+  const EvenOdd<BitsVector> squares = lower_halves(c, hn::Mul(codes, codes));
+  return {floats_of(squares.even), floats_of(squares.odd)};
 }
 
 // The group's words have the corrections in their upper bytes.
@@ -173,12 +190,16 @@ HWY_INLINE EvenOdd<FloatVector> decode_weights(const Q8Bits& c,
                     hn::OrAnd(hn::ShiftRight<16>(low), upper, c.odd)});
 }
 
-// A NaN, whose bits a carry could make a number, becomes infinity.
-HWY_INLINE BitsVector weight_bits(const Q8Bits& c, FloatVector values) {
+// Infinity instead of NaNs. What rounds a weight carries into its upper bits, and a NaN whose bits
+// are all ones would become a number; so none may come in: by floats, since those of a bf16
+// gradient, of a weight's two parts and of arithmetic have zeros where a carry ends.
+template <class Tag, class Vector = hn::Vec<Tag>>
+HWY_INLINE Vector infinite_nans(Tag tag, Vector values) {
+  const Vector infinity = hn::Set(tag, std::numeric_limits<float>::infinity());
 #if HWY_ARCH_X86
-  return hn::BitCast(BitsTag(), hn::Min(values, c.infinity));  // the second operand if one is a NaN
+  return hn::Min(values, infinity);  // the second operand if one is a NaN
 #else
-  return hn::BitCast(BitsTag(), hn::IfThenElse(hn::IsNaN(values), c.infinity, values));
+  return hn::IfThenElse(hn::IsNaN(values), infinity, values);
 #endif
 }
 
@@ -188,7 +209,9 @@ HWY_INLINE EvenOdd<BitsVector> round_weights(const Q8Bits& c,
                                              const EvenOdd<FloatVector>& p,
                                              PairVector random) {
   const EvenOdd<BitsVector> added = lower_halves(c, hn::OrAnd(c.sign, random, c.lower));
-  return {hn::Add(weight_bits(c, p.even), added.even), hn::Add(weight_bits(c, p.odd), added.odd)};
+  const BitsTag tag;
+  return {hn::Add(hn::BitCast(tag, p.even), added.even),
+          hn::Add(hn::BitCast(tag, p.odd), added.odd)};
 }
 
 // Back to floats.
@@ -206,8 +229,8 @@ HWY_INLINE PairVector merge_corrections(const Q8Bits& c, PairVector first, PairV
 }
 
 // y of q8.hpp, its bits.
-HWY_INLINE BitsVector m_steps(const Q8Bits& c, FloatVector m, FloatVector factor) {
-  return hn::BitCast(BitsTag(), hn::Add(hn::Mul(m, factor), hn::CopySignToAbs(c.two, m)));
+HWY_INLINE BitsVector biased_m(const Q8Bits& c, FloatVector m, FloatVector factor) {
+  return hn::BitCast(BitsTag(), hn::MulAdd(m, factor, hn::CopySignToAbs(c.two, m)));
 }
 
 // Codes of m in the upper bytes of words, whose lower bytes are not zero.
@@ -220,17 +243,14 @@ HWY_INLINE PairVector encode_m(const Q8Bits& c,
   const BitsVector even_bits = hn::And(word, c.m_random);
   const BitsVector odd_bits = hn::ShiftRight<32 - kQ8MFraction>(word);
   const PairVector upper = pairs_of_upper(c,
-                                          {hn::Add(m_steps(c, m.even, factor), even_bits),
-                                           hn::Add(m_steps(c, m.odd, factor), odd_bits)});
+                                          {hn::Add(biased_m(c, m.even, factor), even_bits),
+                                           hn::Add(biased_m(c, m.odd, factor), odd_bits)});
   return with_sign_of(c, upper, hn::ShiftLeft<6>(upper));
 }
 
 // x of q8.hpp, in units of 1/256 in the lower 16 bits.
 HWY_INLINE BitsVector root_steps(const Q8Bits& c, FloatVector root, FloatVector factor) {
-  const FloatTag floats;
-  const FloatVector steps = hn::Max(hn::Mul(root, factor), c.one);
-  const FloatVector kept = hn::IfThenElseZero(hn::Gt(root, hn::Zero(floats)), steps);
-  return hn::BitCast(BitsTag(), hn::Add(kept, c.fixed));
+  return hn::BitCast(BitsTag(), hn::MulAdd(root, factor, c.fixed));
 }
 
 // Codes of v in the upper bytes of words, whose lower bytes are not zero; rounded by the upper
@@ -244,7 +264,7 @@ HWY_INLINE PairVector encode_root(const Q8Bits& c,
   return hn::Add(fixed, hn::ShiftRight<8>(random));
 }
 
-#endif  // HWY_TARGET != HWY_SCALAR
+#endif  // HEADRACE_OPTIM_CPU_Q8_VECTORS
 
 }  // namespace headrace::optim::HWY_NAMESPACE
 

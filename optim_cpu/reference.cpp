@@ -85,6 +85,11 @@ class ChangeSum {
   // `lane` 0..15.
   void add(std::int64_t lane, float square) { floats_[static_cast<std::size_t>(lane)] += square; }
 
+  void add_fused(std::int64_t lane, float change) {
+    float& sum = floats_[static_cast<std::size_t>(lane)];
+    sum = std::fma(change, change, sum);
+  }
+
   // Ends a run of elements that are added in float.
   void flush() {
     for (std::size_t lane = 0; lane < floats_.size(); ++lane) {
@@ -150,19 +155,24 @@ struct Q8Element {
   float p, m, root;
 };
 
+// What a group's codes, those of v squared, are multiplied with.
+struct Q8Factors {
+  float m, v;
+};
+
 // `element` becomes the new one. Returns the change.
 float q8_update_element(const Q8Constants& c,
-                        Q8Scales factors,
+                        Q8Factors factors,
                         float gradient,
                         std::uint8_t m_code,
                         std::uint8_t v_code,
                         Q8Element& e) {
-  e.m = q8_decode_m(m_code, factors.m) + (c.m_gradient * gradient);
-  const float s = q8_decode_root(v_code, factors.root);
-  const float h = c.v_gradient * gradient;
-  e.root = std::sqrt((s * s) + (h * h));
-  const float u = (c.step * e.m) / (e.root + c.eps);
-  e.p = (c.decay * e.p) - u;
+  e.m = std::fma(q8_m_steps(m_code), factors.m, c.m_gradient * gradient);
+  const std::uint16_t steps = q8_root_steps(v_code);
+  const float kept = static_cast<float>(steps * steps) * factors.v;
+  e.root = std::sqrt(std::fma(c.v_gradient * gradient, gradient, kept));
+  const float u = e.m / std::fma(e.root, c.inverse_step, c.eps);
+  e.p = std::fma(c.decay, e.p, -u);
   return u;
 }
 
@@ -177,7 +187,7 @@ void q8_reference_group(const Q8Span& span,
       planes.scales + static_cast<std::size_t>(begin / kQ8GroupElements) * sizeof(Q8Scales);
   Q8Scales scales;
   std::memcpy(&scales, scale_bytes, sizeof(scales));
-  const Q8Scales factors{.m = c.m_keep * scales.m, .root = c.v_keep * scales.root};
+  const Q8Factors factors{.m = scales.m * c.m_keep, .v = (scales.root * scales.root) * c.v_keep};
   scales = {};
   std::array<Q8Element, kQ8GroupElements> updated = {};
   std::array<float, kQ8GroupElements> changes = {};
@@ -192,9 +202,8 @@ void q8_reference_group(const Q8Span& span,
     scales.m = std::max(scales.m, std::fabs(e.m));
     scales.root = std::max(scales.root, e.root);
   }
-  for (std::size_t at = 0; at < changes.size(); at += 2) {
-    sum.add(static_cast<std::int64_t>(at / 2),
-            (changes[at] * changes[at]) + (changes[at + 1] * changes[at + 1]));
+  for (std::size_t at = 0; at < changes.size(); ++at) {
+    sum.add_fused(static_cast<std::int64_t>(at / 2), changes[at]);
   }
   std::memcpy(scale_bytes, &scales, sizeof(scales));
   const float m_factor = q8_encode_factor(scales.m, kQ8MSteps);

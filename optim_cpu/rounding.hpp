@@ -38,7 +38,7 @@ struct RoundingKey {
           .addend = static_cast<std::uint16_t>(bits)};
 }
 
-// Two words of 16 random bits for each element. They are even and together cover their square
+// Two words of 16 random bits for each element. Each is even and together they cover their square
 // evenly, but the second follows from the first: the errors of two numbers of one element that are
 // rounded by them have no common sign, and are not independent.
 struct RoundingBits {
@@ -49,7 +49,6 @@ struct RoundingBits {
 // The multipliers are found by search for even avalanche (C. Wellons, hash-prospector).
 inline constexpr std::uint16_t kMix1 = 0x88b5;
 inline constexpr std::uint16_t kMix2 = 0xdb2d;
-inline constexpr std::uint16_t kMix3 = 0x2993;
 
 [[nodiscard]] constexpr RoundingBits rounding_bits(RoundingKey key, std::int64_t element) {
   const auto product = [](std::uint32_t a, std::uint32_t b) {
@@ -61,9 +60,8 @@ inline constexpr std::uint16_t kMix3 = 0x2993;
   const auto index = static_cast<std::uint16_t>(element);
   const auto keyed =
       static_cast<std::uint16_t>(product(index, key.multiplier) + std::uint32_t{key.addend});
-  const std::uint16_t first =
-      folded(product(folded(product(folded(keyed, 8), kMix1), 7), kMix2), 9);
-  return {.first = first, .second = product(first, kMix3)};
+  const std::uint16_t first = product(folded(keyed, 8), kMix1);
+  return {.first = first, .second = product(folded(first, 7), kMix2)};
 }
 
 // Calls visit(begin, elements) for the parts of [begin, begin + elements) of a tensor that share a

@@ -30,9 +30,8 @@ class RoundingVectors {
 
   // Of the next elements, in order.
   HWY_INLINE void next(Vector& first, Vector& second) {
-    const Vector mixed = fold<7>(hn::Mul(fold<8>(keyed_), hn::Set(Tag(), kMix1)));
-    first = fold<9>(hn::Mul(mixed, hn::Set(Tag(), kMix2)));
-    second = hn::Mul(first, hn::Set(Tag(), kMix3));
+    first = hn::Mul(fold<8>(keyed_), hn::Set(Tag(), kMix1));
+    second = hn::Mul(fold<7>(first), hn::Set(Tag(), kMix2));
     keyed_ = hn::Add(keyed_, advance_);
   }
 
