@@ -6,9 +6,12 @@
 // Bytes are those that must move (reads and writes, without write-allocation: all writes are in
 // place). Memory asks for huge pages. Threads: the optimizer's; the main one works with them.
 //
-//   optim_bench [threads] [million parameters] [repetitions] [only cases whose name has this text]
+//   optim_bench [threads] [million parameters] [repetitions] [only] [json]
+//
+// `only` keeps the cases whose name has this text, or with a leading `=` the one of this name; the
+// stream always runs. `json` prints a line a case with all its times, for bench/optim_peers.py.
 
-#include <fmt/core.h>
+#include <fmt/format.h>
 #include <sys/mman.h>
 
 #include <algorithm>
@@ -45,8 +48,13 @@ struct Settings {
   std::int64_t million_parameters = 100;
   int repetitions = 5;
   std::string_view only = {};
+  bool json = false;
 
   [[nodiscard]] std::int64_t elements() const { return million_parameters * kMillion; }
+
+  [[nodiscard]] bool wants(std::string_view name) const {
+    return only.starts_with('=') ? name == only.substr(1) : name.find(only) != name.npos;
+  }
 };
 
 // Anonymous memory that asks for huge pages. Aborts where there is none: a benchmark's end.
@@ -110,6 +118,15 @@ class Memory {
     return pages->as<T>();
   }
 
+  const float* zero_gradient() {
+    if (!zero_gradient_) {
+      zero_gradient_ = std::make_unique<Pages>(elements_ * 4);
+      // Written, since untouched pages would all be the kernel's one page of zeros.
+      fill(zero_gradient_->as<float>(), elements_, [](std::int64_t) { return 0.0F; });
+    }
+    return zero_gradient_->as<float>();
+  }
+
   struct Tile {
     std::byte* param;
     std::byte* state;
@@ -147,7 +164,7 @@ class Memory {
  private:
   std::int64_t elements_;
   Threads& threads_;
-  std::unique_ptr<Pages> gradient_, bf16_gradient_;
+  std::unique_ptr<Pages> gradient_, bf16_gradient_, zero_gradient_;
   std::map<const Optimizer*, std::pair<std::unique_ptr<Pages>, std::unique_ptr<Pages>>> tiles_;
 };
 
@@ -217,6 +234,7 @@ struct Update {
   std::int64_t tensors = 1;
   std::int64_t elements = 0;
   float* decoded = nullptr;
+  bool zero_gradient = false;  // fp32
 };
 
 class Updater {
@@ -229,9 +247,13 @@ class Updater {
     const std::int64_t each = update.elements / update.tensors;
     const std::int64_t stride = (each + 63) / 64 * 64;
     const bool bf16 = update.gradient_dtype == Dtype::kBf16;
+    const float* fp32_gradient = nullptr;
+    if (!bf16) {
+      fp32_gradient = update.zero_gradient ? memory.zero_gradient() : memory.gradient<float>();
+    }
     const auto* gradient =
         bf16 ? reinterpret_cast<const std::byte*>(memory.gradient<std::uint16_t>())
-             : reinterpret_cast<const std::byte*>(memory.gradient<float>());
+             : reinterpret_cast<const std::byte*>(fp32_gradient);
     for (std::int64_t i = 0; i < update.tensors; ++i) {
       segments_.push_back(
           {.offset_elements = i * stride,
@@ -338,7 +360,7 @@ class Cases {
   // One case, if the filter has it; `make` returns its function.
   template <class Make>
   void add(const std::string& name, std::int64_t elements, double bytes, const Make& make) {
-    if (name.find(settings_.only) != std::string::npos) {
+    if (settings_.wants(name)) {
       Case& one = cases_.emplace_back();
       one.name = name;
       one.elements = elements;
@@ -424,18 +446,23 @@ class Cases {
     }
   }
 
-  // Moments that decayed away: subnormal before every update, with gradients as usual.
+  // Moments that decayed away: subnormal before every update. The gradient is as usual, or zero, as
+  // for rows of an embedding that no token has touched for long.
   void add_subnormals() {
     const Optimizer& optimizer = *find_optimizer("adamw", "fp32");
-    add("subnormal moments: adamw fp32, fp32 gradient",
-        settings_.elements(),
-        bytes_of(optimizer, Dtype::kF32),
-        [&] { return updating({.optimizer = optimizer, .elements = settings_.elements()}); });
-    if (cases_.back().name.starts_with("subnormal")) {
-      auto* moments = reinterpret_cast<float*>(memory_.tile(optimizer).state);
-      cases_.back().prepare = [this, moments] {
-        memory_.fill(moments, 2 * memory_.elements(), [](std::int64_t) { return 1e-41F; });
-      };
+    for (const bool zero : {false, true}) {
+      const std::string name =
+          fmt::format("subnormal moments: adamw fp32, {}fp32 gradient", zero ? "zero " : "");
+      add(name, settings_.elements(), bytes_of(optimizer, Dtype::kF32), [&] {
+        return updating(
+            {.optimizer = optimizer, .elements = settings_.elements(), .zero_gradient = zero});
+      });
+      if (cases_.back().name == name) {
+        auto* moments = reinterpret_cast<float*>(memory_.tile(optimizer).state);
+        cases_.back().prepare = [this, moments] {
+          memory_.fill(moments, 2 * memory_.elements(), [](std::int64_t) { return 1e-41F; });
+        };
+      }
     }
   }
 
@@ -556,6 +583,20 @@ void print(std::vector<Case>& cases, const Settings& settings) {
   }
 }
 
+void print_json(const std::vector<Case>& cases, const Settings& settings) {
+  for (const Case& one : cases) {
+    fmt::print(R"({{"name": "{}", "elements": {}, "bytes_per_parameter": {}, "threads": {}, )"
+               R"("target": "{}", "seconds": [{:.9f}]}})"
+               "\n",
+               one.name,
+               one.elements,
+               one.bytes_per_parameter,
+               settings.threads,
+               active_target(),
+               fmt::join(one.seconds, ", "));
+  }
+}
+
 // A positive number, or nothing.
 template <class T>
 std::optional<T> number(std::string_view text) {
@@ -567,7 +608,8 @@ std::optional<T> number(std::string_view text) {
 
 std::optional<Settings> parse(std::span<char*> arguments) {
   Settings settings;
-  if (arguments.size() > 5) {
+  settings.json = arguments.size() == 6 && arguments[5] == std::string_view("json");
+  if (arguments.size() > 6 || (arguments.size() == 6 && !settings.json)) {
     return std::nullopt;
   }
   if (arguments.size() > 1) {
@@ -595,7 +637,11 @@ ExitCode run(const Settings& settings) {
   }
   Cases cases(settings, **threads);
   measure(cases.all(), settings.repetitions);
-  print(cases.all(), settings);
+  if (settings.json) {
+    print_json(cases.all(), settings);
+  } else {
+    print(cases.all(), settings);
+  }
   return ExitCode::kOk;
 }
 
@@ -606,7 +652,8 @@ ExitCode run(const Settings& settings) {
 int main(int argc, char** argv) {
   const auto settings = headrace::optim::parse({argv, static_cast<std::size_t>(argc)});
   if (!settings) {
-    fmt::print(stderr, "usage: optim_bench [threads] [million parameters] [repetitions] [only]\n");
+    fmt::print(stderr,
+               "usage: optim_bench [threads] [million parameters] [repetitions] [only] [json]\n");
     return static_cast<int>(headrace::ExitCode::kUsage);
   }
   return static_cast<int>(headrace::optim::run(*settings));
