@@ -88,10 +88,22 @@ HWY_INLINE auto widen(HalfVector values) {
 // instruction of two inputs, or one that truncates: twice the time.
 template <std::uint16_t kUpper>
 HWY_INLINE hn::Vec<HalfBitsTag> halves_of(hn::Vec<BitsTag> bits) {
-  alignas(64) static constexpr std::uint16_t kIndices[32] = {
-      kUpper,      kUpper + 2,  kUpper + 4,  kUpper + 6,  kUpper + 8,  kUpper + 10,
-      kUpper + 12, kUpper + 14, kUpper + 16, kUpper + 18, kUpper + 20, kUpper + 22,
-      kUpper + 24, kUpper + 26, kUpper + 28, kUpper + 30};
+  alignas(64) static constexpr std::uint16_t kIndices[32] = {kUpper,
+                                                             kUpper + 2,
+                                                             kUpper + 4,
+                                                             kUpper + 6,
+                                                             kUpper + 8,
+                                                             kUpper + 10,
+                                                             kUpper + 12,
+                                                             kUpper + 14,
+                                                             kUpper + 16,
+                                                             kUpper + 18,
+                                                             kUpper + 20,
+                                                             kUpper + 22,
+                                                             kUpper + 24,
+                                                             kUpper + 26,
+                                                             kUpper + 28,
+                                                             kUpper + 30};
   const __m512i halves = _mm512_permutexvar_epi16(_mm512_load_si512(kIndices), bits.raw);
   return hn::Vec<HalfBitsTag>{_mm512_castsi512_si256(halves)};
 }

@@ -367,8 +367,7 @@ HWY_INLINE Q8Words q8_weights(const Q8Vectors& c,
   if constexpr (View::kHasDecoded) {
     existence.store_floats(decoded_weights(rounded), view.decoded, at);
   }
-  sums.changes.sums[k] =
-      hn::MulAdd(u.odd, u.odd, hn::MulAdd(u.even, u.even, sums.changes.sums[k]));
+  sums.changes.sums[k] = hn::MulAdd(u.odd, u.odd, hn::MulAdd(u.even, u.even, sums.changes.sums[k]));
   const EvenOdd<FloatVector> seen = existence.existing(at, p);
   sums.badness = hn::MulAdd(hn::Add(seen.even, seen.odd), hn::Zero(floats), sums.badness);
   return {.m = encode_m(c.bits, m, hn::Set(floats, factors[0]), first),
@@ -620,15 +619,14 @@ Q8Constants q8_constants(const AdamWScalars& scalars) {
     return value < static_cast<double>(kLargest) ? static_cast<float>(value) : kLargest;
   };
   constexpr auto kCodeMax = static_cast<double>(kQ8VCodeMax);
-  return {
-      .m_gradient = static_cast<float>(scalars.clip_scale * (1.0 - scalars.beta1)),
-      .m_keep = static_cast<float>(scalars.beta1 / static_cast<double>(kQ8MCodeMax)),
-      .v_gradient =
-          static_cast<float>(scalars.clip_scale * scalars.clip_scale * (1.0 - scalars.beta2)),
-      .v_keep = static_cast<float>(scalars.beta2 / (kCodeMax * kCodeMax)),
-      .inverse_step = finite(inverse_step),
-      .eps = finite(scalars.eps * root2 * inverse_step),
-      .decay = static_cast<float>(1.0 - scalars.lr * scalars.weight_decay)};
+  return {.m_gradient = static_cast<float>(scalars.clip_scale * (1.0 - scalars.beta1)),
+          .m_keep = static_cast<float>(scalars.beta1 / static_cast<double>(kQ8MCodeMax)),
+          .v_gradient =
+              static_cast<float>(scalars.clip_scale * scalars.clip_scale * (1.0 - scalars.beta2)),
+          .v_keep = static_cast<float>(scalars.beta2 / (kCodeMax * kCodeMax)),
+          .inverse_step = finite(inverse_step),
+          .eps = finite(scalars.eps * root2 * inverse_step),
+          .decay = static_cast<float>(1.0 - scalars.lr * scalars.weight_decay)};
 }
 
 Q8Planes q8_planes(std::byte* state, std::int64_t tile_elements) {

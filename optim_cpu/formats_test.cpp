@@ -559,6 +559,64 @@ TEST(Formats, SplitWeightsAreTheFp32MasterBitForBit) {
   }
 }
 
+std::vector<float> weights_of(const Optimizer& format, Placed& placed) {
+  const auto elements = static_cast<std::size_t>(placed.segment.elements);
+  std::vector<float> values(3 * elements);
+  const std::span all(values);
+  read_state(format,
+             {.param = placed.param.data(),
+              .state = placed.state.data(),
+              .tile_elements = placed.segment.elements},
+             0,
+             {.param = all.first(elements),
+              .m = all.subspan(elements, elements),
+              .v = all.last(elements)});
+  values.resize(elements);
+  return values;
+}
+
+// The first updates of a warm-up. Where there is neither gradient nor state, too, whatever eps.
+TEST(Formats, ALearningRateOfZeroLeavesEveryWeight) {
+  const FlushToZeroScope flush_to_zero;
+  const std::uint64_t seed = test_seed();
+  for (const Optimizer& format : optimizers()) {
+    for (const std::string& target : available_targets()) {
+      const ForcedTarget forced(target);
+      for (const bool without_state : {false, true}) {
+        Placed placed(format, std::mt19937_64(seed), 1030, Dtype::kBf16, {});
+        placed.segment.scalars.lr = 0.0;
+        if (without_state) {
+          std::fill_n(placed.gradient.data(), 1030 * 2, std::byte{0});
+          std::fill_n(placed.state.data(), format.state_bytes(1030), std::byte{0});
+        }
+        const std::vector<float> before = weights_of(format, placed);
+        const auto stats = placed.update(format.update_blocks, nullptr);
+        EXPECT_EQ(weights_of(format, placed), before) << format.state << ", " << target;
+        EXPECT_EQ(stats[0].sum_squares, 0.0) << format.state << ", " << target;
+        EXPECT_EQ(stats[0].non_finite_count, 0) << format.state << ", " << target;
+      }
+    }
+  }
+}
+
+// A NaN of any bits, in a group's scale: rounding must not carry it into a number.
+TEST(Formats, NonFiniteScalesMakeWeightsThatAreCounted) {
+  const FlushToZeroScope flush_to_zero;
+  const Optimizer& format = *find_optimizer("adamw", "q8", Dtype::kBf16);
+  for (const std::string& target : available_targets()) {
+    const ForcedTarget forced(target);
+    for (const std::uint32_t bad : {0x7f800000U, 0x7fffffffU, 0xffffffffU}) {
+      Placed placed(format, std::mt19937_64(test_seed()), 256, Dtype::kBf16, {});
+      const Q8Planes planes = q8_planes(placed.state.data(), 256);
+      std::fill_n(planes.m + 64, 64, std::uint8_t{0x7f});
+      std::memcpy(planes.scales + kQ8ScaleBytes, &bad, sizeof(bad));
+      const auto stats = placed.update(format.update_blocks, nullptr);
+      EXPECT_EQ(stats[0].non_finite_count, kQ8GroupElements) << target << ", " << bad;
+      EXPECT_EQ(stats[0].first_non_finite, kQ8BlockElements) << target << ", " << bad;
+    }
+  }
+}
+
 TEST(Formats, NonFiniteWeightsAreCountedWithTheFirstIndex) {
   const FlushToZeroScope flush_to_zero;
   const std::uint64_t seed = test_seed();
