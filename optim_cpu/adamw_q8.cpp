@@ -484,22 +484,29 @@ HWY_INLINE void q8_store_scales(const Q8Chunk& chunk, Q8ChunkRange range, std::b
   }
 }
 
-// Block `block` of the span into the nearest cache: a processor's own prefetching stops where a
-// pass over a chunk does. Past the span's end it does nothing.
-template <class View>
-HWY_INLINE void q8_prefetch(const Q8Span& span, std::int64_t block) {
-  const auto view = block_of<View>(span, block, 0);
+HWY_INLINE void prefetch_bytes(const void* data, std::int64_t bytes) {
   constexpr std::int64_t kLine = 64;
-  const auto prefetch = [](const void* data, std::int64_t bytes) {
-    for (std::int64_t at = 0; at < bytes; at += kLine) {
-      hwy::Prefetch(static_cast<const std::byte*>(data) + at);
-    }
-  };
-  prefetch(view.gradient, kQ8BlockElements * sizeof(*view.gradient));
-  prefetch(view.high, kQ8BlockElements * sizeof(*view.high));
-  prefetch(view.m, kQ8BlockElements);
-  prefetch(view.v, kQ8BlockElements);
-  prefetch(view.correction, kQ8BlockElements);
+  for (std::int64_t at = 0; at < bytes; at += kLine) {
+    hwy::Prefetch(static_cast<const std::byte*>(data) + at);
+  }
+}
+
+// What each pass asks for of a block of the next chunk, so that memory is as busy in the one as in
+// the other: a processor's own prefetching stops where a pass over a chunk does. Past the span's
+// end it does nothing.
+template <class View>
+HWY_INLINE void q8_prefetch_moments(const Q8Span& span, std::int64_t block) {
+  const auto view = block_of<View>(span, block, 0);
+  prefetch_bytes(view.gradient, kQ8BlockElements * sizeof(*view.gradient));
+  prefetch_bytes(view.m, kQ8BlockElements);
+  prefetch_bytes(view.v, kQ8BlockElements);
+}
+
+template <class View>
+HWY_INLINE void q8_prefetch_weights(const Q8Span& span, std::int64_t block) {
+  const auto view = block_of<View>(span, block, 0);
+  prefetch_bytes(view.high, kQ8BlockElements * sizeof(*view.high));
+  prefetch_bytes(view.correction, kQ8BlockElements);
 }
 
 template <class View>
@@ -517,6 +524,7 @@ HWY_INLINE void q8_chunk(const Q8Vectors& c,
   {
     const Q8Vectors held = c;  // in registers, as many as there are
     for (std::int64_t i = 0; i < range.blocks; ++i) {
+      q8_prefetch_moments<View>(span, range.begin + kQ8ChunkBlocks + i);
       q8_moments(held, Q8Full{}, block(i), chunk);
     }
   }
@@ -528,7 +536,7 @@ HWY_INLINE void q8_chunk(const Q8Vectors& c,
   {
     const Q8Vectors held = c;
     for (std::int64_t i = 0; i < range.blocks; ++i) {
-      q8_prefetch<View>(span, range.begin + kQ8ChunkBlocks + i);
+      q8_prefetch_weights<View>(span, range.begin + kQ8ChunkBlocks + i);
       q8_weights_of_block(held, Q8Full{}, block(i), rounding, chunk, sums);
     }
   }
