@@ -429,8 +429,16 @@ def machine_profiles(world):
     told = world.run("plan", world.config, "--machine", mine)
     refused = told.code == harness.DOES_NOT_FIT
     world.report.check("a profile of 40 MB of memory: it does not fit there", refused, told)
-    mine.write_text(text + "speed = 3\n")
     words = ["plan", world.config, "--machine", mine]
+    later = r"^(adamw_bf16|adamw_q8|adamw_q8_decoded|decode_q8)_params_per_s.*\n"
+    older = re.sub(r"schema = \d+", "schema = 3", re.sub(later, "", text, flags=re.MULTILINE))
+    mine.write_text(older)
+    for state, notes in (("fp32", 0), ("bf16", 1), ("q8", 2)):
+        told = world.run(*words, "--set", f'optim.state="{state}"', "--json")
+        said = [note for note in must(told).json()["notes"] if "the machine profile" in note]
+        fact = f"an older profile is planned with in state {state}, and what it lacks is said"
+        world.report.equal(fact, len(said), notes)
+    mine.write_text(text + "speed = 3\n")
     world.fails("an unknown key of a profile", USAGE, *words, says=["speed", "machine.toml:"])
     own = harness.Headrace(world.headrace.binary)
     own.environment["XDG_CACHE_HOME"] = str(world.folder / "own-cache")
@@ -441,6 +449,17 @@ def machine_profiles(world):
     schema = re.search(r"schema = \d+", text).group()
     mended = told.code == OK and "measuring again" in told.err and schema in cache.read_text()
     world.report.check("a broken cache is measured again", mended, told)
+    cache.write_text(older)
+    told = own.run("doctor", "--json")
+    matches = told.json()["profile"]["matches"]
+    world.report.check("doctor does not count a profile of an older schema", not matches, told)
+    told = own.run("plan", world.config)
+    mended = told.code == OK and "measuring again" in told.err and schema in cache.read_text()
+    world.report.check("so is one of an older schema", mended, told)
+    told = own.run("plan", world.config, "--json")
+    rate = float(re.search(r"adamw_fp32_params_per_s = ([0-9.e+]+)", cache.read_text()).group(1))
+    priced = told.json()["update_rates"]["update_params_per_s"]
+    world.report.equal("a plan is priced with the rate of its format", priced, rate)
 
 
 # ---- endings ----

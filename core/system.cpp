@@ -10,6 +10,7 @@
 #include <cerrno>
 #include <charconv>
 #include <limits>
+#include <map>
 #include <string_view>
 #include <vector>
 
@@ -229,6 +230,36 @@ HugePages huge_pages(const SystemRoots& roots) {
   pages.reserved = field_of(text, "HugePages_Total");
   pages.reserved_free = field_of(text, "HugePages_Free");
   return pages;
+}
+
+std::uint64_t last_level_cache_bytes(const SystemRoots& roots) {
+  const std::string folder = roots.sys + "/devices/system/cpu";
+  const auto listed = [](const std::string& path) {
+    Result<std::vector<std::string>> names = list_directory(path);
+    return names ? *std::move(names) : std::vector<std::string>();
+  };
+  std::map<std::string, std::uint64_t> caches;  // CPUs that share it -> its bytes
+  for (const std::string& cpu : listed(folder)) {
+    const std::string path = fmt::format("{}/{}/cache", folder, cpu);
+    std::uint64_t last_level = 0;
+    std::string last;
+    for (const std::string& index : listed(path)) {
+      const std::uint64_t level = read_number(fmt::format("{}/{}/level", path, index)).value_or(0);
+      if (level > last_level) {
+        last_level = level;
+        last = fmt::format("{}/{}", path, index);
+      }
+    }
+    if (last_level > 0) {  // "32768K"
+      caches[read_small(last + "/shared_cpu_list").value_or(cpu)] =
+          read_number(last + "/size").value_or(0) * kKib;
+    }
+  }
+  std::uint64_t bytes = 0;
+  for (const auto& [cpus, cache_bytes] : caches) {
+    bytes += cache_bytes;
+  }
+  return bytes;
 }
 
 std::vector<NumaNode> numa_nodes(const SystemRoots& roots) {

@@ -51,6 +51,9 @@ struct HugePages {
 
 [[nodiscard]] HugePages huge_pages(const SystemRoots& roots = {});
 
+// Of all last-level caches together, each counted once; 0 where the system does not tell.
+[[nodiscard]] std::uint64_t last_level_cache_bytes(const SystemRoots& roots = {});
+
 struct NumaNode {
   int number = 0;
   std::uint64_t total_bytes = 0;

@@ -1,6 +1,7 @@
 // Limits of cgroups count, in both versions and from any ancestor; process memory is measured.
 #include "core/system.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 #include <sys/resource.h>
 
@@ -119,6 +120,21 @@ TEST_F(SystemTest, HugePagesAreWhatTheSystemWillGive) {
   EXPECT_EQ(pages.reserved_free, 3U);
   put("sys/kernel/mm/transparent_hugepage/enabled", "");
   EXPECT_EQ(huge_pages(roots()).transparent, "");
+}
+
+TEST_F(SystemTest, LastLevelCachesCountOnceEach) {
+  EXPECT_EQ(last_level_cache_bytes(roots()), 0U);
+  for (int cpu = 0; cpu < 4; ++cpu) {
+    const std::string cache = fmt::format("sys/devices/system/cpu/cpu{}/cache/index", cpu);
+    put(cache + "0/level", "1\n");
+    put(cache + "0/size", "32K\n");
+    put(cache + "0/shared_cpu_list", fmt::format("{}\n", cpu));
+    put(cache + "3/level", "3\n");
+    put(cache + "3/size", "1024K\n");
+    put(cache + "3/shared_cpu_list", cpu < 2 ? "0-1\n" : "2-3\n");
+  }
+  put("sys/devices/system/cpu/online", "0-3\n");
+  EXPECT_EQ(last_level_cache_bytes(roots()), 2 * kMib);
 }
 
 TEST_F(SystemTest, NumaNodesComeByNumber) {

@@ -237,7 +237,7 @@ std::optional<double> age_of(const std::string& path) {
 }
 
 Finding examine_profile() {
-  constexpr const char* kLater = "the next train or plan measures this machine (two seconds)";
+  constexpr const char* kLater = "the next train or plan measures this machine (three seconds)";
   Finding finding{.section = "profile"};
   const std::string path = machine_cache_path();
   const bool present = !path.empty() && path_exists(path);
@@ -259,10 +259,15 @@ Finding examine_profile() {
     const std::vector<std::string> differences =
         machine && here ? fingerprint_differences(machine->profile, *here)
                         : std::vector<std::string>();
-    matches = machine && here && differences.empty();
+    const bool older = machine && lacks_rates(*machine);
+    matches = machine && here && differences.empty() && !older;
     finding.text += matches ? ", of this machine" : fmt::format(": {}", kLater);
     if (!machine) {
       finding.problems.push_back({.what = problem_of(machine.error(), false).what});
+    }
+    if (older) {
+      finding.problems.push_back(
+          {.what = "it is of an older version, without update rates of every state format"});
     }
     for (const std::string& difference : differences) {
       finding.problems.push_back({.what = "it is of another machine: " + difference});

@@ -4,17 +4,18 @@
 #include <sys/utsname.h>
 
 #include <algorithm>
-#include <array>
 #include <charconv>
 #include <cmath>
 #include <cstdlib>
 #include <optional>
+#include <type_traits>
 #include <utility>
 #include <variant>
 
 #include "core/config_value.hpp"
 #include "core/files.hpp"
 #include "core/system.hpp"
+#include "scheduler/exec/state_format.hpp"
 
 namespace headrace::train {
 namespace {
@@ -27,20 +28,53 @@ constexpr std::uint64_t kPageBytes = 4096;
 constexpr std::uint64_t kRequestBytesMax = std::uint64_t{64} << 20U;
 constexpr double kMemoryTolerance = 0.02;  // the kernel keeps a little more or less for itself
 
+// Rates of updates by state format: one of a format's.
+struct UpdateRate {
+  std::string state;
+  double plan::UpdateRates::*rate;
+};
+
 using Member = std::variant<std::string MachineFile::*,
                             std::string MachineProfile::*,
                             int MachineProfile::*,
                             std::uint64_t MachineProfile::*,
-                            double MachineProfile::*>;
+                            double MachineProfile::*,
+                            UpdateRate>;
 
 struct Key {
-  std::string_view name;
+  std::string name;
   Member member;
   std::string_view comment;
+  int since = kMachineSchemaOldest;  // the schema that has it first
 };
 
-const std::array<Key, 17>& keys() {
-  static const std::array<Key, 17> table = {{
+// Of every format in the optimizer's table. "fp32" was there before the others.
+void add_update_rates(std::vector<Key>& table) {
+  for (const plan::StateFormat& format : exec::state_formats()) {
+    const int since = format.name == plan::StateFormat{}.name ? kMachineSchemaOldest : 4;
+    const auto add =
+        [&](std::string name, double plan::UpdateRates::*rate, std::string_view comment) {
+          table.push_back({.name = std::move(name),
+                           .member = UpdateRate{.state = format.name, .rate = rate},
+                           .comment = comment,
+                           .since = since});
+        };
+    add(fmt::format("adamw_{}_params_per_s", format.name),
+        &plan::UpdateRates::update_params_per_s,
+        "all cores");
+    if (format.decoded) {
+      add(fmt::format("adamw_{}_decoded_params_per_s", format.name),
+          &plan::UpdateRates::update_decoded_params_per_s,
+          "with the new weights written as floats, too");
+      add(fmt::format("decode_{}_params_per_s", format.name),
+          &plan::UpdateRates::decode_params_per_s,
+          "weights as floats, without an update");
+    }
+  }
+}
+
+std::vector<Key> make_keys() {
+  std::vector<Key> table = {
       {"schema", &MachineProfile::schema, "version of this file"},
       {"cpu", &MachineProfile::cpu, ""},
       {"cores", &MachineProfile::cores, "that the process may use"},
@@ -51,7 +85,9 @@ const std::array<Key, 17>& keys() {
        &MachineProfile::memory_bytes_per_s,
        "all cores: four arrays read, three of them written in place"},
       {"host_copy_bytes_per_s", &MachineProfile::host_copy_bytes_per_s, "one thread, bytes copied"},
-      {"adamw_fp32_params_per_s", &MachineProfile::adamw_fp32_params_per_s, "all cores"},
+  };
+  add_update_rates(table);
+  const std::vector<Key> rest = {
       {"checksum_bytes_per_s", &MachineProfile::checksum_bytes_per_s, "one core"},
       {"nvme_device", &MachineFile::nvme_device, "major:minor of the drive measured"},
       {"nvme_read_bytes_per_s",
@@ -64,8 +100,24 @@ const std::array<Key, 17>& keys() {
       {"nvme_io_depth", &MachineProfile::nvme_io_depth, "requests in flight that the drive needs"},
       {"nvme_request_bytes", &MachineProfile::nvme_request_bytes, "of each of them"},
       {"nvme_capacity_bytes", &MachineProfile::nvme_capacity_bytes, "of the filesystem"},
-  }};
+  };
+  table.insert(table.end(), rest.begin(), rest.end());
   return table;
+}
+
+const std::vector<Key>& keys() {
+  static const std::vector<Key> table = make_keys();
+  return table;
+}
+
+double* rate_of(MachineProfile& profile, const UpdateRate& rate) {
+  return &(profile.update_rates[rate.state].*rate.rate);
+}
+
+const double* rate_of(const MachineProfile& profile, const UpdateRate& rate) {
+  static constexpr double kNotMeasured = 0;
+  const auto found = profile.update_rates.find(rate.state);
+  return found == profile.update_rates.end() ? &kNotMeasured : &(found->second.*rate.rate);
 }
 
 // The member of either struct that a pointer names, as one variant of pointers.
@@ -77,9 +129,12 @@ auto reach(File& file, const Member& member) {
   using Double = decltype(&(file.profile.memory_bytes_per_s));
   using Target = std::variant<Text, Int, Uint, Double>;
   return std::visit(
-      [&](auto pointer) -> Target {
-        if constexpr (std::is_same_v<decltype(pointer), std::string MachineFile::*>) {
+      [&](const auto& pointer) -> Target {
+        using Pointer = std::decay_t<decltype(pointer)>;
+        if constexpr (std::is_same_v<Pointer, std::string MachineFile::*>) {
           return Target(&(file.*pointer));
+        } else if constexpr (std::is_same_v<Pointer, UpdateRate>) {
+          return Target(rate_of(file.profile, pointer));
         } else {
           return Target(&(file.profile.*pointer));
         }
@@ -159,11 +214,13 @@ class Problems {
   std::optional<Error> first_;
 };
 
-// Zero says that a rate was not measured; less than this is no machine's, and makes times that say
-// nothing.
+// Zero says that a rate was not measured; less or more than these is no machine's, and makes times
+// that say nothing.
 constexpr double kRateMin = 1.0;
+constexpr double kRateMax = 1e18;
 
-void check_sense(const MachineProfile& profile, const std::string& name, Problems& problems) {
+void check_sense(const MachineFile& machine, const std::string& name, Problems& problems) {
+  const MachineProfile& profile = machine.profile;
   if (profile.cores < 1) {
     problems.add(fmt::format("machine profile: cores = {}; there is at least 1", profile.cores),
                  name);
@@ -186,11 +243,10 @@ void check_sense(const MachineProfile& profile, const std::string& name, Problem
         name);
   }
   for (const Key& key : keys()) {
-    const auto* member = std::get_if<double MachineProfile::*>(&key.member);
-    const double rate = member != nullptr ? profile.*(*member) : 0;
-    const bool is_rate = key.name.ends_with("_per_s");
-    if (is_rate && rate > 0 && rate < kRateMin) {
-      problems.add(fmt::format("machine profile: {} = {} is no machine's", key.name, rate), name);
+    const auto member = reach(machine, key.member);
+    const auto* const* rate = std::get_if<const double*>(&member);
+    if (rate != nullptr && **rate > 0 && (**rate < kRateMin || **rate > kRateMax)) {
+      problems.add(fmt::format("machine profile: {} = {} is no machine's", key.name, **rate), name);
     }
   }
 }
@@ -232,7 +288,11 @@ Result<MachineFile> machine_from_toml(std::string_view text, const std::string& 
                    entry.value.place);
     }
   }
+  const int schema = std::max(machine.profile.schema, kMachineSchemaOldest);
   for (const Key& key : keys()) {
+    if (key.since > schema) {
+      continue;
+    }
     const bool present = std::any_of(table.begin(), table.end(), [&](const ConfigEntry& entry) {
       return entry.key == key.name;
     });
@@ -241,12 +301,15 @@ Result<MachineFile> machine_from_toml(std::string_view text, const std::string& 
     }
   }
   if (!problems.first()) {
-    check_sense(machine.profile, name, problems);
+    check_sense(machine, name, problems);
   }
-  if (!problems.first() && machine.profile.schema != kMachineSchema) {
-    problems.add(
-        fmt::format("machine profile: schema {} is not {}", machine.profile.schema, kMachineSchema),
-        name);
+  if (!problems.first() &&
+      (machine.profile.schema < kMachineSchemaOldest || machine.profile.schema > kMachineSchema)) {
+    problems.add(fmt::format("machine profile: schema {} is neither {} nor {}",
+                             machine.profile.schema,
+                             kMachineSchemaOldest,
+                             kMachineSchema),
+                 name);
   }
   if (problems.first()) {
     return *std::move(problems.first());

@@ -1,8 +1,9 @@
 // machine.toml: a machine profile as a file (docs/machine.md has the schema).
 //
 // Invariant: one table in machine_file.cpp reads, writes and checks every key; an unknown key, a
-// missing one and a value out of range are errors; numbers read back bit for bit. Thread: any.
-// Failure: a usage error with every problem of the file.
+// missing one and a value out of range are errors (but a file of an older schema may lack what came
+// later: 0, not measured); numbers read back bit for bit. Thread: any. Failure: a usage error with
+// every problem of the file.
 #pragma once
 
 #include <string>
@@ -14,12 +15,19 @@
 
 namespace headrace::train {
 
-inline constexpr int kMachineSchema = 3;
+inline constexpr int kMachineSchema = 4;
+inline constexpr int kMachineSchemaOldest = 3;  // that is read
 
 struct MachineFile {
   plan::MachineProfile profile;
   std::string nvme_device;  // "259:1": major and minor number of the drive measured; "": none was
 };
+
+// Whether it is of an older schema, which had no rates that the present one has. Such a file is
+// planned with where it is given, and measured again where it is the cache.
+[[nodiscard]] inline bool lacks_rates(const MachineFile& machine) {
+  return machine.profile.schema < kMachineSchema;
+}
 
 [[nodiscard]] std::string machine_to_toml(const MachineFile& machine);
 

@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include "scheduler/exec/state_format.hpp"
 #include "train/probe.hpp"
 #include "train/probe_nvme.hpp"
 #include "train/test_folder.hpp"
@@ -18,6 +19,11 @@ MachineFile example() {
   machine.profile.kernel = "6.1.0-18-amd64";
   machine.profile.gemm_fp32_flops_per_s = 1.0 / 3 * 1e12;
   machine.profile.memory_bytes_per_s = 4e10;
+  machine.profile.update_rates["fp32"] = {.update_params_per_s = 1.0 / 3 * 1e10};
+  machine.profile.update_rates["bf16"] = {.update_params_per_s = 2.0 / 3 * 1e10};
+  machine.profile.update_rates["q8"] = {.update_params_per_s = 1.0 / 7 * 1e10,
+                                        .update_decoded_params_per_s = 1.0 / 9 * 1e10,
+                                        .decode_params_per_s = 1.0 / 11 * 1e10};
   machine.profile.nvme_read_bytes_per_s = 6.9e9;
   machine.profile.nvme_io_depth = 4;
   machine.profile.nvme_request_bytes = std::uint64_t{1} << 20U;
@@ -35,6 +41,43 @@ TEST(MachineFile, ReadsBackBitForBit) {
   EXPECT_EQ(after->profile.gemm_fp32_flops_per_s, before.profile.gemm_fp32_flops_per_s);
   EXPECT_EQ(after->profile.nvme_capacity_bytes, before.profile.nvme_capacity_bytes);
   EXPECT_EQ(after->nvme_device, before.nvme_device);
+  for (const auto& [state, rates] : before.profile.update_rates) {
+    const plan::UpdateRates& read = after->profile.update_rates.at(state);
+    EXPECT_EQ(read.update_params_per_s, rates.update_params_per_s) << state;
+    EXPECT_EQ(read.update_decoded_params_per_s, rates.update_decoded_params_per_s) << state;
+    EXPECT_EQ(read.decode_params_per_s, rates.decode_params_per_s) << state;
+  }
+}
+
+// `text` without the keys that schema 4 brought.
+std::string as_schema_3(std::string text) {
+  for (const char* key : {"adamw_bf16_params_per_s",
+                          "adamw_q8_params_per_s",
+                          "adamw_q8_decoded_params_per_s",
+                          "decode_q8_params_per_s"}) {
+    const std::size_t at = text.find(key);
+    text.erase(at, text.find('\n', at) + 1 - at);
+  }
+  return text.replace(text.find("schema = 4"), 10, "schema = 3");
+}
+
+TEST(MachineFile, AnOlderSchemaIsReadWithoutTheRatesThatCameLater) {
+  const std::string text = as_schema_3(machine_to_toml(example()));
+  const Result<MachineFile> machine = machine_from_toml(text, "machine.toml");
+  ASSERT_TRUE(machine) << format_error(machine.error(), false);
+  EXPECT_EQ(machine->profile.schema, 3);
+  EXPECT_EQ(machine->profile.memory_bytes_per_s, 4e10);
+  const auto& rates = machine->profile.update_rates;
+  EXPECT_EQ(rates.at("fp32").update_params_per_s, 1.0 / 3 * 1e10);
+  EXPECT_EQ(rates.count("bf16") + rates.count("q8"), 0U);
+}
+
+TEST(MachineFile, TheRatesOfEveryFormatAreNeededInThePresentSchema) {
+  std::string text = as_schema_3(machine_to_toml(example()));
+  text.replace(text.find("schema = 3"), 10, "schema = 4");
+  const Result<MachineFile> machine = machine_from_toml(text, "machine.toml");
+  ASSERT_FALSE(machine);
+  EXPECT_EQ(machine.error().others.size(), 3U);
 }
 
 TEST(MachineFile, RefusesWhatIsNotAProfile) {
@@ -49,7 +92,12 @@ TEST(MachineFile, RefusesWhatIsNotAProfile) {
       good + "gemm = 1\n",
       replaced("cores = 16", "cores = \"16\""),
       replaced("cores = 16", "cores = -1"),
-      replaced("schema = 3", "schema = 2"),
+      replaced("schema = 4", "schema = 2"),
+      replaced("schema = 4", "schema = 5"),
+      replaced("adamw_bf16_params_per_s = ", "adamw_bf16_params_per_s = -"),
+      replaced("adamw_q8_params_per_s = ", "adamw_q8_params_per_s = 0.5 #"),
+      replaced("adamw_q8_decoded_params_per_s = ", "adamw_q8_decoded_params_per_s = inf #"),
+      replaced("decode_q8_params_per_s = ", "decode_q8_params_per_s = 1e30 #"),
       replaced("nvme_request_bytes = 1048576", "nvme_request_bytes = 1000"),
       replaced("nvme_io_depth = 4", "nvme_io_depth = 4097"),
       replaced("memory_bytes_per_s = ", "memory_bytes_per_s = -"),
@@ -90,7 +138,12 @@ TEST(Probe, EveryRateOfTheMachineIsMeasured) {
   EXPECT_GT(machine->profile.gemm_fp32_flops_per_s, 0);
   EXPECT_GT(machine->profile.memory_bytes_per_s, 0);
   EXPECT_GT(machine->profile.host_copy_bytes_per_s, 0);
-  EXPECT_GT(machine->profile.adamw_fp32_params_per_s, 0);
+  for (const plan::StateFormat& format : exec::state_formats()) {
+    const plan::UpdateRates& rates = machine->profile.update_rates.at(format.name);
+    EXPECT_GT(rates.update_params_per_s, 0) << format.name;
+    EXPECT_EQ(rates.update_decoded_params_per_s > 0, format.decoded) << format.name;
+    EXPECT_EQ(rates.decode_params_per_s > 0, format.decoded) << format.name;
+  }
   EXPECT_GT(machine->profile.checksum_bytes_per_s, 0);
 }
 

@@ -15,16 +15,19 @@
 #include <optional>
 #include <span>
 #include <utility>
+#include <vector>
 
 #include "core/assert.hpp"
 #include "core/files.hpp"
 #include "core/hash.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
+#include "core/system.hpp"
 #include "core/threads.hpp"
 #include "kernels/kernels.hpp"
-#include "optim_cpu/adamw.hpp"
+#include "optim_cpu/optimizers.hpp"
 #include "optim_cpu/threads.hpp"
+#include "scheduler/exec/state_format.hpp"
 #include "tiers/device.hpp"
 #include "tiers/memory.hpp"
 #include "train/probe_nvme.hpp"
@@ -35,17 +38,23 @@ namespace {
 using Clock = std::chrono::steady_clock;
 using plan::MachineProfile;
 
-constexpr std::chrono::milliseconds kTime{250};  // of each measurement
+// Of each measurement: of what tells most of a step's time, and of the others.
+constexpr std::chrono::milliseconds kTime{200};
+constexpr std::chrono::milliseconds kShortTime{80};
 constexpr std::int64_t kGemmRows = 512;
 constexpr std::int64_t kGemmColumns = 1024;
-constexpr std::int64_t kParams = std::int64_t{8} << 20;  // 32 MiB an array: past the caches
+// Of the memory that is passed over: twice the caches, so that they hold little of it from one
+// round to the next, within these bounds and an eighth of what is free.
+constexpr std::uint64_t kMemoryBytesMin = std::uint64_t{128} << 20U;
+constexpr std::uint64_t kMemoryBytesMax = std::uint64_t{1} << 30U;
 
-// Work per second of `round`, the best of as many rounds as fit in kTime, after one that warms up.
+// Work per second of `round`, the best of as many rounds as fit in the time, after one that warms
+// up.
 template <class Round>
-double best_rate(double work_of_round, const Round& round) {
+double best_rate(std::chrono::milliseconds time, double work_of_round, const Round& round) {
   round();
   double best = 0;
-  const Clock::time_point end = Clock::now() + kTime;
+  const Clock::time_point end = Clock::now() + time;
   while (Clock::now() < end) {
     const Clock::time_point begin = Clock::now();
     round();
@@ -89,7 +98,7 @@ Result<double> gemm_rate(int threads) {
   args.y = {.data = y};
   std::optional<Error> error;
   const double flops = 2.0 * kGemmRows * kGemmColumns * kGemmColumns;
-  const double rate = best_rate(flops, [&] {
+  const double rate = best_rate(kTime, flops, [&] {
     kernels::linear(context, args);
     if (Status status = device->compute().record().wait_host(); !status) {
       error = std::move(status).error();
@@ -101,26 +110,93 @@ Result<double> gemm_rate(int threads) {
   return rate;
 }
 
+std::uint64_t memory_bytes_passed() {
+  const Result<HostMemory> memory = host_memory();
+  const std::uint64_t free_bytes = memory ? memory->available_bytes : 0;
+  const std::uint64_t most = std::clamp(free_bytes / 8, kMemoryBytesMin, kMemoryBytesMax);
+  const std::uint64_t wanted = 2 * last_level_cache_bytes();
+  constexpr std::uint64_t kUnit = 16 * std::uint64_t{optim::kBlockElements};  // a block an array
+  return std::clamp(wanted, kMemoryBytesMin, most) / kUnit * kUnit;
+}
+
+// With all threads; as many floats as are whole blocks.
+void fill(std::span<float> values, float value, optim::Threads& team) {
+  constexpr std::size_t kBlock = optim::kBlockElements;
+  team.parallel_for(static_cast<std::int64_t>(values.size() / kBlock), [&](std::int64_t block) {
+    fill(values.subspan(static_cast<std::size_t>(block) * kBlock, kBlock), value);
+  });
+}
+
+// Updates and decoding of one tile that fills the memory, in one state format.
+plan::UpdateRates update_rates(const plan::StateFormat& format,
+                               std::span<std::byte> memory,
+                               optim::Threads& team) {
+  const optim::Optimizer& optimizer = exec::optimizer_of(format);
+  constexpr std::int64_t kFloatBytes = 4;
+  const double parameter_bytes = format.bytes_per_parameter() + kFloatBytes +
+                                 static_cast<double>(format.decoded ? kFloatBytes : 0);
+  const std::int64_t params =
+      static_cast<std::int64_t>(static_cast<double>(memory.size()) / parameter_bytes) /
+      optim::kBlockElements * optim::kBlockElements;
+  // Zero weights and moments, in every format.
+  fill({reinterpret_cast<float*>(memory.data()), memory.size() / kFloatBytes}, 0, team);
+  const auto take = [&](std::int64_t bytes) {
+    const std::span<std::byte> part = memory.first(static_cast<std::size_t>(bytes));
+    memory = memory.subspan(part.size());
+    return part.data();
+  };
+  auto* gradient = reinterpret_cast<float*>(take(params * kFloatBytes));
+  fill({gradient, static_cast<std::size_t>(params)}, 0.001F, team);
+  // fp32 as precision.grad is by default; gradients in bf16 spare two bytes a parameter.
+  const optim::TileSegment segment = {.elements = params,
+                                      .gradient = gradient,
+                                      .gradient_dtype = Dtype::kF32,
+                                      .scalars = {.lr = 1e-4}};
+  optim::TileUpdate tile = {.param = take(params * optimizer.param_element_bytes()),
+                            .state = take(optimizer.state_bytes(params)),
+                            .tile_elements = params,
+                            .segments = {&segment, 1}};
+  std::vector<optim::UpdateStats> stats(static_cast<std::size_t>(optim::count_blocks(params)));
+  const auto update = [&] { optim::update_tile(optimizer, tile, stats, team); };
+  const auto work = static_cast<double>(params);
+  plan::UpdateRates rates;
+  rates.update_params_per_s = best_rate(kShortTime, work, update);
+  if (format.decoded) {
+    auto* weights = reinterpret_cast<float*>(take(params * kFloatBytes));
+    rates.decode_params_per_s = best_rate(kShortTime, work, [&] {
+      exec::decode_weights(optimizer,
+                           {.param = tile.param, .state = tile.state, .tile_elements = params},
+                           weights,
+                           team);
+    });
+    tile.decoded = weights;
+    rates.update_decoded_params_per_s = best_rate(kShortTime, work, update);
+  }
+  return rates;
+}
+
 struct MomentArrays {
   std::span<float> param, gradient, m, v;
 };
 
-// Memory and AdamW over the same four arrays.
+// Memory, copies and checksums over the same four arrays; updates in their memory.
 Status state_rates(int threads, MachineProfile& profile) {
-  const std::size_t bytes = static_cast<std::size_t>(kParams) * 4;
+  const std::uint64_t all_bytes = memory_bytes_passed();
+  const std::size_t bytes = all_bytes / 4;
+  const auto elements = static_cast<std::int64_t>(bytes / 4);
   HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
-                  tiers::Arena::create(tiers::Tier::kHost, "probe", 4 * bytes));
+                  tiers::Arena::create(tiers::Tier::kHost, "probe", all_bytes));
   HEADRACE_ASSIGN(const std::unique_ptr<optim::Threads> team, optim::Threads::create(threads));
   const auto array = [&](std::size_t index) {
     return std::span(reinterpret_cast<float*>(arena->data() + index * bytes),
-                     static_cast<std::size_t>(kParams));
+                     static_cast<std::size_t>(elements));
   };
   const MomentArrays arrays = {array(0), array(1), array(2), array(3)};
   for (const std::span<float> values : {arrays.param, arrays.gradient, arrays.m, arrays.v}) {
-    fill(values, 0.001F);
+    fill(values, 0.001F, *team);
   }
-  profile.memory_bytes_per_s = best_rate(7.0 * static_cast<double>(bytes), [&] {
-    team->parallel_for_ranges(kParams / optim::kBlockElements, [&](auto begin, auto end) {
+  profile.memory_bytes_per_s = best_rate(kTime, 7.0 * static_cast<double>(bytes), [&] {
+    team->parallel_for_ranges(elements / optim::kBlockElements, [&](auto begin, auto end) {
       for (auto i = static_cast<std::size_t>(begin * optim::kBlockElements);
            i < static_cast<std::size_t>(end * optim::kBlockElements);
            ++i) {
@@ -130,25 +206,17 @@ Status state_rates(int threads, MachineProfile& profile) {
       }
     });
   });
-  const optim::AdamWConstants constants = optim::adamw_constants({.lr = 1e-4});
-  profile.adamw_fp32_params_per_s = best_rate(static_cast<double>(kParams), [&] {
-    team->parallel_for(kParams / optim::kBlockElements, [&](std::int64_t block) {
-      const std::int64_t begin = block * optim::kBlockElements;
-      optim::adamw_update({.param = arrays.param.data() + begin,
-                           .m = arrays.m.data() + begin,
-                           .v = arrays.v.data() + begin,
-                           .gradient = arrays.gradient.data() + begin,
-                           .elements = optim::kBlockElements},
-                          constants);
-    });
-  });
-  profile.host_copy_bytes_per_s = best_rate(static_cast<double>(bytes), [&] {
+  profile.host_copy_bytes_per_s = best_rate(kShortTime, static_cast<double>(bytes), [&] {
     std::memcpy(arrays.m.data(), arrays.param.data(), bytes);
   });
   std::uint64_t hash = 0;
-  profile.checksum_bytes_per_s = best_rate(
-      static_cast<double>(bytes), [&] { hash ^= hash_bytes(std::as_bytes(arrays.param)); });
+  profile.checksum_bytes_per_s = best_rate(kShortTime, static_cast<double>(bytes), [&] {
+    hash ^= hash_bytes(std::as_bytes(arrays.param));
+  });
   log_debug(fmt::format("probe: sum {}", hash));  // the hash has a reader, so it is not left out
+  for (const plan::StateFormat& format : exec::state_formats()) {
+    profile.update_rates[format.name] = update_rates(format, {arena->data(), all_bytes}, *team);
+  }
   return {};
 }
 
@@ -335,6 +403,12 @@ std::optional<MachineFile> cached_machine(const std::string& cache, const Machin
         fmt::format("'{}' cannot be read ({}); measuring again", cache, machine.error().what));
     return std::nullopt;
   }
+  if (lacks_rates(*machine)) {
+    log_info(fmt::format(
+        "'{}' is of an older version, without update rates of every state format; measuring again",
+        cache));
+    return std::nullopt;
+  }
   const std::vector<std::string> differences = fingerprint_differences(machine->profile, here);
   warn_of_differences(cache, differences);
   if (!differences.empty()) {
@@ -346,7 +420,7 @@ std::optional<MachineFile> cached_machine(const std::string& cache, const Machin
 }  // namespace
 
 Result<MachineFile> probe_machine(const std::string& store_folder) {
-  log_info("measuring this machine (about two seconds, once)");
+  log_info("measuring this machine (two to three seconds, once)");
   MachineFile machine;
   HEADRACE_ASSIGN(machine.profile, this_machine());
   machine.profile.schema = kMachineSchema;
@@ -356,13 +430,16 @@ Result<MachineFile> probe_machine(const std::string& store_folder) {
   HEADRACE_TRY(state_rates(machine.profile.cores, machine.profile));
   HEADRACE_ASSIGN(const DriveRates drive, probe_drive(existing_parent(store_folder)));
   set_drive(drive, machine);
-  log_info(
-      fmt::format("measured: GEMM {:.0f} GFLOP/s, memory {}, AdamW {}/s, drive read {}, write {}",
-                  machine.profile.gemm_fp32_flops_per_s * 1e-9,
-                  format_rate(machine.profile.memory_bytes_per_s),
-                  format_count(machine.profile.adamw_fp32_params_per_s),
-                  format_rate(drive.read_bytes_per_s),
-                  format_rate(drive.write_bytes_per_s)));
+  std::string updates;
+  for (const auto& [state, rates] : machine.profile.update_rates) {
+    updates += fmt::format("{} {}/s, ", state, format_count(rates.update_params_per_s));
+  }
+  log_info(fmt::format("measured: GEMM {:.0f} GFLOP/s, memory {}, AdamW {}drive read {}, write {}",
+                       machine.profile.gemm_fp32_flops_per_s * 1e-9,
+                       format_rate(machine.profile.memory_bytes_per_s),
+                       updates,
+                       format_rate(drive.read_bytes_per_s),
+                       format_rate(drive.write_bytes_per_s)));
   return machine;
 }
 

@@ -1,4 +1,4 @@
-// The built-in probe: about two seconds that measure the rates of a machine profile.
+// The built-in probe: two to three seconds that measure the rates of a machine profile.
 //
 // What is measured is what the engine uses: its own GEMM, AdamW and checksums, a stream over memory
 // of AdamW's shape, one thread's memcpy, and direct reads and writes of incompressible data in the

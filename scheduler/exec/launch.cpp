@@ -1,11 +1,10 @@
 // One instruction becomes operations of its queue. Operands come in the order that program.hpp
 // states.
-#include <algorithm>
 #include <cstring>
 
 #include "core/assert.hpp"
-#include "optim_cpu/convert.hpp"
 #include "scheduler/exec/executor_impl.hpp"
+#include "scheduler/exec/state_format.hpp"
 
 namespace headrace::exec {
 
@@ -336,18 +335,10 @@ void ExecutorImpl::launch_decode(const Instruction& instruction, std::uint64_t n
   const optim::Optimizer* optimizer = optimizer_;
   queue_of(instruction)
       .submit({.name = "decode", .reads = reads, .writes = {&writes, 1}, .id = number}, [=] {
-        constexpr std::int64_t kPartElements = 16384;  // whole groups
-        const optim::TileMemory tile{
-            .param = param.data(), .state = state.data(), .tile_elements = elements};
-        auto* target = reinterpret_cast<float*>(weights.data());
-        threads->parallel_for(
-            (elements + kPartElements - 1) / kPartElements, [&](std::int64_t part) {
-              const std::int64_t begin = part * kPartElements;
-              const auto count =
-                  static_cast<std::size_t>(std::min(kPartElements, elements - begin));
-              optim::read_state(
-                  *optimizer, tile, begin, {.param = {target + begin, count}, .m = {}, .v = {}});
-            });
+        decode_weights(*optimizer,
+                       {.param = param.data(), .state = state.data(), .tile_elements = elements},
+                       reinterpret_cast<float*>(weights.data()),
+                       *threads);
       });
 }
 

@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "core/assert.hpp"
 #include "core/dtype.hpp"
 
@@ -19,6 +21,10 @@ std::string tag_of(const optim::Optimizer& optimizer) {
   return fmt::format("{}/{}", dtype_name(optimizer.param_dtype), optimizer.layout);
 }
 
+bool is_ours(const optim::Optimizer& optimizer) {
+  return optim::find_optimizer(kOptimizerName, optimizer.state, kCompute) == &optimizer;
+}
+
 }  // namespace
 
 plan::StateFormat state_format(std::string_view name) {
@@ -32,10 +38,35 @@ plan::StateFormat state_format(std::string_view name) {
           .decoded = optimizer->param_dtype != kCompute};
 }
 
+std::vector<plan::StateFormat> state_formats() {
+  std::vector<plan::StateFormat> formats;
+  for (const optim::Optimizer& optimizer : optim::optimizers()) {
+    if (is_ours(optimizer)) {
+      formats.push_back(state_format(optimizer.state));
+    }
+  }
+  return formats;
+}
+
 const optim::Optimizer& optimizer_of(const plan::StateFormat& format) {
   const optim::Optimizer* optimizer = optim::find_optimizer(kOptimizerName, format.name, kCompute);
   HEADRACE_ASSERT(optimizer != nullptr, "a state format of the optimizer's table");
   return *optimizer;
+}
+
+void decode_weights(const optim::Optimizer& optimizer,
+                    const optim::TileMemory& tile,
+                    float* weights,
+                    optim::Threads& threads) {
+  constexpr std::int64_t kPartElements = 16384;  // whole groups
+  threads.parallel_for(
+      (tile.tile_elements + kPartElements - 1) / kPartElements, [&](std::int64_t part) {
+        const std::int64_t begin = part * kPartElements;
+        const auto count =
+            static_cast<std::size_t>(std::min(kPartElements, tile.tile_elements - begin));
+        optim::read_state(
+            optimizer, tile, begin, {.param = {weights + begin, count}, .m = {}, .v = {}});
+      });
 }
 
 std::string layout_tag(const plan::StateFormat& format) {
@@ -48,9 +79,7 @@ bool is_former_tag(std::string_view tag) {
 
 std::string_view state_of_tag(std::string_view tag) {
   for (const optim::Optimizer& optimizer : optim::optimizers()) {
-    const bool of_compute =
-        optim::find_optimizer(kOptimizerName, optimizer.state, kCompute) == &optimizer;
-    if (optimizer.name == kOptimizerName && of_compute && tag == tag_of(optimizer)) {
+    if (is_ours(optimizer) && tag == tag_of(optimizer)) {
       return optimizer.state;
     }
   }

@@ -9,8 +9,11 @@
 
 #include <string>
 #include <string_view>
+#include <vector>
 
+#include "optim_cpu/convert.hpp"
 #include "optim_cpu/optimizers.hpp"
+#include "optim_cpu/threads.hpp"
 #include "scheduler/plan/state_format.hpp"
 
 namespace headrace::exec {
@@ -18,8 +21,17 @@ namespace headrace::exec {
 // `name` is an optim.state that the settings accept; for a device that computes in fp32.
 [[nodiscard]] plan::StateFormat state_format(std::string_view name);
 
+// Of every optim.state, in the table's order.
+[[nodiscard]] std::vector<plan::StateFormat> state_formats();
+
 // The format's entry in the optimizer's table.
 [[nodiscard]] const optim::Optimizer& optimizer_of(const plan::StateFormat& format);
+
+// All weights of a tile as floats: what `kDecode` does. The probe measures it.
+void decode_weights(const optim::Optimizer& optimizer,
+                    const optim::TileMemory& tile,
+                    float* weights,
+                    optim::Threads& threads);
 
 [[nodiscard]] std::string layout_tag(const plan::StateFormat& format);
 

@@ -4,6 +4,7 @@
 
 #include "core/assert.hpp"
 #include "scheduler/plan/builder.hpp"
+#include "scheduler/plan/rates.hpp"
 
 namespace headrace::plan {
 
@@ -309,9 +310,7 @@ void Builder::collect(int unit, const TileSpec& tile, int tile_index, const Rang
 
 namespace {
 
-double rate_or(double measured, double fallback) {
-  return measured > 0 ? measured : fallback;
-}
+constexpr std::size_t kDecodedOperand = 3;  // of kUpdate (program.hpp)
 
 double capped(double rate, const std::optional<double>& cap) {
   return cap ? std::min(rate, *cap) : rate;
@@ -335,7 +334,9 @@ void Builder::price(Instruction& instruction) const {
     case QueueKind::kHost:
       break;
   }
-  const double memory = rate_or(in_.machine.memory_bytes_per_s, 15e9);
+  const double memory = memory_rate(in_.machine);
+  const UpdateRates& rates = in_.plan.update_rates;
+  const auto elements = static_cast<double>(instruction.elements);
   switch (instruction.kind) {
     case InstructionKind::kGather:
     case InstructionKind::kScatter:
@@ -346,19 +347,15 @@ void Builder::price(Instruction& instruction) const {
     case InstructionKind::kCollect:
       instruction.seconds = 2 * first_bytes / memory;
       break;
-    case InstructionKind::kUpdate:
-      // Of every format: bf16 is somewhat faster where memory is the limit, q8 somewhat slower.
-      instruction.seconds = static_cast<double>(instruction.elements) /
-                            rate_or(in_.machine.adamw_fp32_params_per_s, 400e6);
-      break;
-    case InstructionKind::kDecode: {
-      double bytes = 0;
-      for (const Access& access : instruction.accesses) {
-        bytes += static_cast<double>(access.bytes);
-      }
-      instruction.seconds = bytes / memory;
+    case InstructionKind::kUpdate: {
+      const bool decodes = instruction.accesses[kDecodedOperand].buffer >= 0;
+      instruction.seconds =
+          elements / (decodes ? rates.update_decoded_params_per_s : rates.update_params_per_s);
       break;
     }
+    case InstructionKind::kDecode:
+      instruction.seconds = elements / rates.decode_params_per_s;
+      break;
     default:
       instruction.seconds = compute_seconds(instruction);
       break;
@@ -382,7 +379,7 @@ double Builder::link_rate(const Instruction& instruction) const {
 }
 
 double Builder::compute_seconds(const Instruction& instruction) const {
-  const double memory = rate_or(in_.machine.memory_bytes_per_s, 15e9);
+  const double memory = memory_rate(in_.machine);
   const double gemm = rate_or(in_.machine.gemm_fp32_flops_per_s, 50e9);
   const auto forward = [&](const UnitCost& cost) {
     return cost.forward_flops / gemm + cost.forward_bytes / memory;

@@ -3,14 +3,24 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
+#include <map>
 #include <string>
 
 namespace headrace::plan {
 
+// Of one state format: parameters per second with all cores, from fp32 gradients.
+struct UpdateRates {
+  double update_params_per_s = 0;
+  // Formats that are decoded (StateFormat::decoded) only:
+  double update_decoded_params_per_s = 0;  // which writes the new weights as floats as well
+  double decode_params_per_s = 0;          // weights as floats, without an update
+};
+
 // Rates are bytes or operations per second. 0 = not measured (the planner then takes a conservative
 // value and says so).
 struct MachineProfile {
-  int schema = 3;
+  int schema = 4;
   // Fingerprint: a mismatch with the machine at hand is a warning.
   std::string cpu;
   int cores = 0;
@@ -20,8 +30,8 @@ struct MachineProfile {
   double gemm_fp32_flops_per_s = 0;
   double memory_bytes_per_s = 0;     // stream of Adam's shape: 4 reads, 3 in-place writes
   double host_copy_bytes_per_s = 0;  // h2d and d2h of the CPU's separate arena, without caps
-  double adamw_fp32_params_per_s = 0;
-  double checksum_bytes_per_s = 0;   // one core
+  std::map<std::string, UpdateRates, std::less<>> update_rates;  // by StateFormat::name
+  double checksum_bytes_per_s = 0;                               // one core
   double nvme_read_bytes_per_s = 0;  // direct I/O on incompressible data, in the store's folder
   double nvme_write_bytes_per_s = 0;
   double nvme_mixed_bytes_per_s = 0;      // reads + writes together, half of each

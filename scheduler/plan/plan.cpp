@@ -11,6 +11,7 @@
 #include "core/quantity.hpp"
 #include "scheduler/plan/builder.hpp"
 #include "scheduler/plan/choices.hpp"
+#include "scheduler/plan/rates.hpp"
 #include "scheduler/plan/wear.hpp"
 
 namespace headrace::plan {
@@ -342,6 +343,7 @@ void build_programs(const ModelSpec& model,
                     const Choices& choices,
                     const Layout& layout,
                     Plan& plan) {
+  plan.update_rates = update_rates(machine, plan.format);
   const BuilderInputs inputs{
       .model = model, .settings = settings, .machine = machine, .layout = layout, .plan = plan};
   const auto make = [&](const char* name, const std::function<void(Builder&)>& fill_program) {
@@ -387,6 +389,10 @@ Result<Plan> make_plan(const ModelSpec& model,
   count_wear(model, settings, machine, replan, best->plan);
   if (machine.gemm_fp32_flops_per_s <= 0) {
     best->plan.notes.emplace_back("no machine profile: times are guesses for a modest desktop");
+  } else if (settings.purpose == Purpose::kTrain) {
+    for (std::string& note : missing_update_rates(machine, settings.format)) {
+      best->plan.notes.push_back(std::move(note));
+    }
   }
   return std::move(best->plan);
 }

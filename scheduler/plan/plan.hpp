@@ -111,6 +111,7 @@ struct Plan {
   std::int64_t tile_elements = 0;
   Dtype grad = Dtype::kF32;
   StateFormat format;
+  UpdateRates update_rates;  // that updates and decoding are priced with, none of them 0
   bool separate_device = false;
   bool keep_activations = false;  // otherwise recomputed
   // Memory.

@@ -11,6 +11,7 @@
 
 #include "scheduler/plan/builder.hpp"
 #include "scheduler/plan/choices.hpp"
+#include "scheduler/plan/rates.hpp"
 
 namespace headrace::plan {
 namespace {
@@ -528,7 +529,7 @@ TEST(Simulation, TheSlowestLinkDecides) {
   MachineProfile machine;
   machine.gemm_fp32_flops_per_s = 1e15;
   machine.memory_bytes_per_s = 1e13;
-  machine.adamw_fp32_params_per_s = 1e13;
+  machine.update_rates["fp32"].update_params_per_s = 1e13;
   machine.nvme_read_bytes_per_s = machine.nvme_write_bytes_per_s = 1e6;
   const auto plan = make_plan(make_model(256, 6, 3000, false, 1), settings, machine);
   ASSERT_TRUE(plan);
@@ -588,6 +589,123 @@ TEST(Formats, BytesOnTheDriveAndOfACommitAreThoseOfTheExtents) {
     ASSERT_TRUE(held);
     EXPECT_EQ(bytes_over(*held, "steady", "nvme_write"), 0U);
     EXPECT_EQ(bytes_over(*held, "commit", "commit"), extents) << format.name;
+  }
+}
+
+// The work of optimizer instructions of a program, and what the plan says that it takes.
+struct OptimizerWork {
+  double updated = 0, updated_decoded = 0, decoded = 0;  // elements
+  double update_seconds = 0, decode_seconds = 0;
+};
+
+OptimizerWork optimizer_work(const Program& program) {
+  OptimizerWork work;
+  for (const Instruction& instruction : program.instructions) {
+    const auto elements = static_cast<double>(instruction.elements);
+    if (instruction.kind == InstructionKind::kUpdate) {
+      const bool decodes = instruction.accesses[3].buffer >= 0;
+      (decodes ? work.updated_decoded : work.updated) += elements;
+      work.update_seconds += instruction.seconds;
+    } else if (instruction.kind == InstructionKind::kDecode) {
+      work.decoded += elements;
+      work.decode_seconds += instruction.seconds;
+    }
+  }
+  return work;
+}
+
+MachineProfile machine_of_rates() {
+  MachineProfile machine;
+  machine.gemm_fp32_flops_per_s = 1e12;
+  machine.memory_bytes_per_s = 20e9;
+  machine.update_rates["fp32"] = {.update_params_per_s = 1e6};
+  machine.update_rates["bf16"] = {.update_params_per_s = 2e6};
+  machine.update_rates["q8"] = {.update_params_per_s = 0.5e6,
+                                .update_decoded_params_per_s = 0.25e6,
+                                .decode_params_per_s = 4e6};
+  return machine;
+}
+
+// Slow updates, so that they decide the step: the simulated time follows the format's own rate.
+TEST(Prices, UpdatesTakeTheTimeOfTheRunsFormat) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 1);
+  const MachineProfile machine = machine_of_rates();
+  PlanSettings settings = roomy();
+  settings.place = Home::kHost;
+  settings.update = Update::kAfterBackward;
+  std::map<std::string, double> steady;
+  for (const StateFormat& format : {StateFormat{}, bf16_format(), q8_format()}) {
+    settings.format = format;
+    const auto plan = make_plan(model, settings, machine);
+    ASSERT_TRUE(plan);
+    const OptimizerWork work = optimizer_work(plan->drain);
+    const double elements = work.updated + work.updated_decoded;
+    EXPECT_GE(elements, static_cast<double>(model.trainable_parameters())) << format.name;
+    const UpdateRates& rates = machine.update_rates.at(format.name);
+    double expected = work.updated / rates.update_params_per_s;
+    if (format.decoded) {
+      expected += work.updated_decoded / rates.update_decoded_params_per_s;
+    }
+    EXPECT_NEAR(work.update_seconds, expected, 1e-9 * expected) << format.name;
+    const Prediction* prediction = find_prediction(*plan, "steady");
+    EXPECT_GE(prediction->busy_seconds.at("cores"), expected) << format.name;
+    steady[format.name] = prediction->seconds;
+    EXPECT_TRUE(plan->notes.empty()) << plan->notes.front();
+  }
+  EXPECT_NEAR(steady["fp32"] / steady["bf16"], 2, 0.1);
+  EXPECT_GT(steady["q8"], 1.9 * steady["fp32"]);
+}
+
+// With held updates weights are wanted as floats at once: the update's rate is another one. What
+// is used without being updated is decoded, at its own.
+TEST(Prices, DecodingTakesItsOwnTime) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 1);
+  const MachineProfile machine = machine_of_rates();
+  PlanSettings settings = roomy();
+  settings.place = Home::kNvme;
+  settings.update = Update::kHeld;
+  settings.format = q8_format();
+  const auto plan = make_plan(model, settings, machine);
+  ASSERT_TRUE(plan);
+  const OptimizerWork held = optimizer_work(plan->compute_held);
+  EXPECT_GT(held.updated_decoded, 0);
+  const double expected = held.updated / 0.5e6 + held.updated_decoded / 0.25e6;
+  EXPECT_NEAR(held.update_seconds, expected, 1e-9 * expected);
+  const OptimizerWork evaluation = optimizer_work(plan->evaluation);
+  EXPECT_GT(evaluation.decoded, 0);
+  EXPECT_NEAR(evaluation.decode_seconds, evaluation.decoded / 4e6, 1e-9);
+  const OptimizerWork drain = optimizer_work(plan->drain);
+  EXPECT_EQ(drain.updated_decoded, 0) << "nothing reads what the drain updates";
+}
+
+// An older profile: all goes at the rate of "fp32", plus what memory takes for floats; it is said.
+TEST(Prices, RatesThatWereNotMeasuredAreStoodInForAndNamed) {
+  MachineProfile machine = machine_of_rates();
+  machine.update_rates.erase("bf16");
+  machine.update_rates.erase("q8");
+  const UpdateRates bf16 = update_rates(machine, bf16_format());
+  EXPECT_EQ(bf16.update_params_per_s, 1e6);
+  const UpdateRates q8 = update_rates(machine, q8_format());
+  EXPECT_EQ(q8.update_params_per_s, 1e6);
+  EXPECT_DOUBLE_EQ(1 / q8.update_decoded_params_per_s, 1 / 1e6 + 4 / 20e9);
+  EXPECT_EQ(q8.decode_params_per_s, 1e6);
+  EXPECT_TRUE(missing_update_rates(machine, StateFormat{}).empty());
+  EXPECT_EQ(missing_update_rates(machine, bf16_format()).size(), 1U);
+  EXPECT_EQ(missing_update_rates(machine, q8_format()).size(), 2U);
+  PlanSettings settings = roomy();
+  settings.format = q8_format();
+  const ModelSpec model = make_model(256, 2, 3000, false, 1);
+  const auto plan = make_plan(model, settings, machine);
+  ASSERT_TRUE(plan);
+  ASSERT_EQ(plan->notes.size(), 2U);
+  EXPECT_NE(plan->notes.front().find("as in \"fp32\""), std::string::npos);
+  const std::string table = format_plan(*plan, model, settings);
+  EXPECT_NE(table.find("state \"q8\": 1.0 M parameters/s; "), std::string::npos) << table;
+  for (const StateFormat& format : {StateFormat{}, bf16_format(), q8_format()}) {
+    const UpdateRates guessed = update_rates({}, format);
+    EXPECT_GT(guessed.update_params_per_s, 0);
+    EXPECT_GT(guessed.update_decoded_params_per_s, 0);
+    EXPECT_GT(guessed.decode_params_per_s, 0);
   }
 }
 

@@ -121,6 +121,19 @@ void append_predictions(std::string& text, const Plan& plan) {
   }
 }
 
+void append_update_rates(std::string& text, const Plan& plan) {
+  const UpdateRates& rates = plan.update_rates;
+  text += fmt::format("\nupdates      state \"{}\": {} parameters/s",
+                      plan.format.name,
+                      format_count(rates.update_params_per_s));
+  if (plan.format.decoded) {
+    text += fmt::format("; {}/s with the new weights decoded, {}/s decoding alone",
+                        format_count(rates.update_decoded_params_per_s),
+                        format_count(rates.decode_params_per_s));
+  }
+  text += "\n";
+}
+
 void append_drive(std::string& text, const Plan& plan) {
   if (plan.written_bytes_per_step == 0) {
     text += "\ndrive        nothing is written during a step\n";
@@ -161,6 +174,16 @@ Json prediction_json(const Prediction& prediction) {
   return json;
 }
 
+Json update_rates_json(const Plan& plan) {
+  Json json = Json::object();
+  json.set("update_params_per_s", plan.update_rates.update_params_per_s);
+  if (plan.format.decoded) {
+    json.set("update_decoded_params_per_s", plan.update_rates.update_decoded_params_per_s);
+    json.set("decode_params_per_s", plan.update_rates.decode_params_per_s);
+  }
+  return json;
+}
+
 }  // namespace
 
 std::string format_plan(const Plan& plan, const ModelSpec& model, const PlanSettings& settings) {
@@ -169,6 +192,9 @@ std::string format_plan(const Plan& plan, const ModelSpec& model, const PlanSett
   append_choices(text, model, plan);
   append_memory(text, plan, settings);
   append_predictions(text, plan);
+  if (settings.purpose == Purpose::kTrain) {
+    append_update_rates(text, plan);
+  }
   append_drive(text, plan);
   return text;
 }
@@ -185,6 +211,7 @@ Json plan_to_json(const Plan& plan, const ModelSpec& model) {
   json.set("grad", dtype_name(plan.grad));
   json.set("state", plan.format.name);
   json.set("bytes_per_parameter", plan.format.bytes_per_parameter());
+  json.set("update_rates", update_rates_json(plan));
   json.set("separate_device", plan.separate_device);
   json.set("keep_activations", plan.keep_activations);
   Json memory = Json::array();

@@ -59,7 +59,12 @@ def sizes(world):
         path = world.good_config
         world.fails(fact, USAGE, "plan", path, *words, says=[says], timeout_s=60)
     profile = pathlib.Path(world.headrace.environment["XDG_CACHE_HOME"]) / "headrace/machine.toml"
-    for key, value in (("cores", "0"), ("memory_bytes_per_s", "1e-300")):
+    for key, value in (
+        ("cores", "0"),
+        ("memory_bytes_per_s", "1e-300"),
+        ("adamw_q8_params_per_s", "nan"),
+        ("adamw_bf16_params_per_s", "1e30"),
+    ):
         machine = world.folder / "machine.toml"
         lines = profile.read_text().splitlines()
         lines = [f"{key} = {value}" if line.startswith(f"{key} ") else line for line in lines]
