@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "core/assert.hpp"
 #include "optim_cpu/adamw.hpp"
@@ -86,6 +87,31 @@ void check(const Optimizer& optimizer, const TileUpdate& tile) {
   }
 }
 
+// The segments from a block's on, and how many blocks come before them.
+struct SegmentsFrom {
+  std::size_t segment = 0;
+  std::int64_t first_block = 0;
+};
+
+// Of `parts` equal parts of a tile's blocks, each not empty: found in one walk, since a tile may
+// have thousands of small tensors.
+std::vector<SegmentsFrom> find_parts(std::span<const TileSegment> segments,
+                                     std::int64_t blocks,
+                                     std::int64_t parts) {
+  std::vector<SegmentsFrom> found;
+  found.reserve(static_cast<std::size_t>(parts));
+  std::int64_t first_block = 0;
+  std::int64_t part = 0;
+  for (std::size_t i = 0; i < segments.size() && part < parts; ++i) {
+    const std::int64_t end = first_block + count_blocks(segments[i].elements);
+    for (; part < parts && blocks * part / parts < end; ++part) {
+      found.push_back({.segment = i, .first_block = first_block});
+    }
+    first_block = end;
+  }
+  return found;
+}
+
 }  // namespace
 
 std::int64_t Optimizer::state_bytes(std::int64_t tile_elements) const {
@@ -119,16 +145,19 @@ void update_tile(const Optimizer& optimizer,
   const std::int64_t blocks = count_blocks(tile.segments);
   HEADRACE_ASSERT(static_cast<std::int64_t>(block_stats.size()) == blocks,
                   "one entry for each block");
-  // Each part walks the segments to its first block, so parts are few: a tile may have thousands of
-  // small tensors. Enough of them that a late thread costs little.
-  constexpr std::int64_t kPartsPerThread = 16;
+  constexpr std::int64_t kPartsPerThread = 16;  // so that a late thread costs little
   const std::int64_t parts = std::min(blocks, kPartsPerThread * threads.count());
+  const std::vector<SegmentsFrom> found = find_parts(tile.segments, blocks, parts);
   threads.parallel_for(parts, [&](std::int64_t part) {
-    const BlockRange range{.begin = blocks * part / parts, .end = blocks * (part + 1) / parts};
-    optimizer.update_blocks(tile,
-                            range,
-                            block_stats.subspan(static_cast<std::size_t>(range.begin),
-                                                static_cast<std::size_t>(range.end - range.begin)));
+    const std::int64_t begin = blocks * part / parts;
+    const std::int64_t end = blocks * (part + 1) / parts;
+    const SegmentsFrom from = found[static_cast<std::size_t>(part)];
+    TileUpdate rest = tile;
+    rest.segments = tile.segments.subspan(from.segment);
+    optimizer.update_blocks(rest,
+                            {.begin = begin - from.first_block, .end = end - from.first_block},
+                            block_stats.subspan(static_cast<std::size_t>(begin),
+                                                static_cast<std::size_t>(end - begin)));
   });
 }
 
