@@ -367,7 +367,8 @@ Result<Planned> make_planned(const RunConfig& config,
   HEADRACE_TRY(check_machine(planned, memory));
   planned.options.compute_threads = batch.compute_threads;
   planned.options.seed = config.run.seed;
-  planned.options.optimizer_threads = config.optim.threads.value_or(usable_cores());
+  planned.options.optimizer_threads =
+      config.optim.threads.value_or(std::max(1, usable_cores() - config.optim.cores_left));
   planned.options.h2d_bytes_per_s = planned.settings.h2d_cap;
   planned.options.d2h_bytes_per_s = planned.settings.d2h_cap;
   planned.options.read_check = config.durability.verify_reads
