@@ -16,6 +16,7 @@
 #include "model/tokenizer.hpp"
 #include "model/units.hpp"
 #include "scheduler/exec/state_format.hpp"
+#include "tiers/numa.hpp"
 #include "train/periodic_export.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
@@ -414,6 +415,7 @@ Result<std::unique_ptr<Engine>> Engine::create(Planned planned, tiers::nvme::Sto
   HEADRACE_TRY(check_threads(owned.options.compute_threads +
                              std::max(owned.options.optimizer_threads, usable_cores()) +
                              kQueueThreads - 2));
+  engine->planned_.options.optimizer_nodes = tiers::cores_by_node();
   HEADRACE_ASSIGN(exec::Model model, model::make_model(owned.architecture, owned.spec, batch));
   HEADRACE_ASSIGN(
       engine->executor_,
