@@ -144,6 +144,13 @@ void check_optim(const RunConfig& config, std::vector<Error>& errors) {
              fmt::format("optim.decay_steps is given with lr_schedule = \"{}\"", optim.lr_schedule),
          .hint = "only \"wsd\" has a decay of its own length"});
   }
+  if (optim.threads && optim.cores_left > 0) {
+    add(config,
+        errors,
+        {.key = "optim.cores_left",
+         .what = "optim.threads and optim.cores_left are both given",
+         .hint = "leave one of them out: cores_left is what \"auto\" leaves of all cores"});
+  }
   for (std::size_t i = 0; i < optim.group.size(); ++i) {
     const OptimGroup& group = optim.group[i];
     const bool sets = group.lr_scale != 1.0 || group.betas || group.eps || group.weight_decay;

@@ -111,6 +111,7 @@ constexpr Range kInnerWidth = {.min = 1, .max = 1 << 20};
 constexpr Range kVocabulary = {.min = 1, .max = 1 << 24};
 constexpr Range kTokens = {.min = 1, .max = 1e8};  // of a sequence
 constexpr Range kThreads = {.min = 1, .max = 1024};
+constexpr Range kCoresLeft = {.min = 0, .max = 1023};
 constexpr Range kBetaRange = {.min = 0, .max = 1, .max_open = true};
 
 constexpr Refusal kComputeRefusals[] = {
@@ -366,9 +367,16 @@ constexpr Key<RunConfig> kRunKeys[] = {
          .refusals = kUpdateRefusals}),
     key<&RunConfig::optim, &OptimSection::threads>({.name = "optim.threads",
                                                     .kind = Kind::kInteger,
-                                                    .doc = "optimizer threads",
+                                                    .doc = "optimizer threads; auto: one a core",
                                                     .may_be_auto = true,
                                                     .range = kThreads}),
+    key<&RunConfig::optim, &OptimSection::cores_left>(
+        {.name = "optim.cores_left",
+         .kind = Kind::kInteger,
+         .doc =
+             "cores that threads = \"auto\" leaves to others, as a GPU's driver; the CPU's GEMMs "
+             "need none",
+         .range = kCoresLeft}),
     key<&RunConfig::optim, &OptimSection::lr_schedule>(
         {.name = "optim.lr_schedule",
          .kind = Kind::kText,

@@ -177,7 +177,7 @@ TEST_F(ConfigTest, EveryValueOfAFullFileArrives) {
 TEST_F(ConfigTest, EveryDocumentedKeyIsAccepted) {
   RunConfig config = load(kFull).value();
   config.where.merge(load("[run]\nepochs = 1.5\n[model]\npath = \"hf\"\n[eval]\nfraction = 0.1\n"
-                          "[data]\ntoken_width = 2\n")
+                          "[data]\ntoken_width = 2\n[optim]\ncores_left = 2\n")
                          .value()
                          .where);
   config.where.merge(load(kModel).value().where);
@@ -408,6 +408,7 @@ TEST_F(ConfigTest, ImpossibleCombinationsAreRefused) {
       {"optim.lr=1e-4", "optim.min_lr=1e-3"},
       {"optim.lr_schedule=constant", "optim.min_lr=1e-5"},
       {"optim.decay_steps=5"},
+      {"optim.threads=2", "optim.cores_left=1"},
       {"eval.every=5"},
       {"eval.data=[\"x\"]", "eval.fraction=0.1"},
   };

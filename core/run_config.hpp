@@ -77,6 +77,7 @@ struct OptimSection {
   std::string state = "fp32";
   std::optional<std::string> update;  // "held" | "after-backward"
   std::optional<int> threads;
+  int cores_left = 0;                  // of those that "auto" takes for its threads
   std::string lr_schedule = "cosine";  // "constant" | "linear" | "cosine" | "wsd"
   std::int64_t warmup_steps = 0;
   double min_lr = 0.0;

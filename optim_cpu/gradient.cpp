@@ -225,14 +225,15 @@ BlockSum collect_block(const GradientSpan& span) {
 
 GradientCheck collect_blocks(const GradientSpan& span,
                              std::span<double> block_sums,
-                             Threads& threads) {
+                             Threads& threads,
+                             Threads::Within within) {
   check(span);
   const std::int64_t blocks = count_blocks(span.elements);
   HEADRACE_ASSERT(static_cast<std::int64_t>(block_sums.size()) == blocks, "one sum for each block");
   constexpr std::int64_t kNone = std::numeric_limits<std::int64_t>::max();
   std::atomic<std::int64_t> count{0};
   std::atomic<std::int64_t> first{kNone};
-  threads.parallel_for(blocks, [&](std::int64_t index) {
+  const auto collect = [&](std::int64_t index) {
     const BlockSum block = collect_block(block_of(span, index));
     block_sums[static_cast<std::size_t>(index)] = block.sum_squares;
     if (block.non_finite_count > 0) {
@@ -242,7 +243,8 @@ GradientCheck collect_blocks(const GradientSpan& span,
       while (found < lowest && !first.compare_exchange_weak(lowest, found)) {
       }
     }
-  });
+  };
+  threads.parallel_for(blocks, collect, within);
   return {.non_finite_count = count.load(),
           .first_non_finite = first.load() == kNone ? -1 : first.load()};
 }

@@ -61,7 +61,8 @@ struct GradientCheck {
 // squares of elements [b * kBlockElements, ...).
 [[nodiscard]] GradientCheck collect_blocks(const GradientSpan& span,
                                            std::span<double> block_sums,
-                                           Threads& threads);
+                                           Threads& threads,
+                                           Threads::Within within = {});
 
 // accumulated[i] += incoming[i]: a micro-batch that is neither the first nor the last.
 void add_micro_batch(std::span<float> accumulated, std::span<const float> incoming);

@@ -146,8 +146,10 @@ const char* tier_name(Tier tier) {
 Result<std::unique_ptr<Arena>> Arena::create(Tier tier,
                                              std::string name,
                                              std::size_t bytes,
-                                             const std::string& near_pci_id) {
+                                             const std::string& near_pci_id,
+                                             const FirstTouch& first_touch) {
   HEADRACE_ASSERT(tier != Tier::kNvme, "storage is no arena: tiers/nvme/store.hpp");
+  HEADRACE_ASSERT(!first_touch || near_pci_id.empty(), "one says where an arena lies");
   std::unique_ptr<Arena> arena(new Arena(tier, std::move(name)));
   if (bytes == 0) {
     return arena;
@@ -160,7 +162,13 @@ Result<std::unique_ptr<Arena>> Arena::create(Tier tier,
   }
   arena->bytes_ = round_up(bytes, page_bytes);
   HEADRACE_TRY(check_available(tier, arena->name_, arena->bytes_));
-  HEADRACE_TRY(arena->map(page_bytes, near_pci_id));
+  HEADRACE_TRY(arena->map(page_bytes));
+  if (first_touch) {
+    arena->numa_.text = "on the NUMA nodes whose cores work on it";
+    first_touch({arena->data_, arena->bytes_});
+  } else {
+    arena->numa_ = bind_near_pci(arena->data_, arena->bytes_, near_pci_id);
+  }
   HEADRACE_TRY(arena->fault_in());
   arena->log_pages(near_pci_id);
   return arena;
@@ -188,7 +196,7 @@ void Arena::log_pages(const std::string& near_pci_id) const {
 }
 
 // Reserves the address range and gives its middle access rights.
-Status Arena::map(std::size_t page_bytes, const std::string& near_pci_id) {
+Status Arena::map(std::size_t page_bytes) {
   const bool large = bytes_ >= kHugePageBytes;
   const std::size_t alignment = large ? kHugePageBytes : page_bytes;
   reservation_bytes_ = page_bytes + alignment + bytes_ + page_bytes;
@@ -221,7 +229,6 @@ Status Arena::map(std::size_t page_bytes, const std::string& near_pci_id) {
   // A name in /proc/self/maps, for whoever looks; needs CONFIG_ANON_VMA_NAME.
   const std::string label = "headrace " + name_;
   ::prctl(PR_SET_VMA, PR_SET_VMA_ANON_NAME, data_, bytes_, label.c_str());
-  numa_ = bind_near_pci(data_, bytes_, near_pci_id);
   return {};
 }
 

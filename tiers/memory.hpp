@@ -14,6 +14,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -42,11 +43,14 @@ class Arena {
   // 2 MiB aligned from 2 MiB on, page aligned below. Errors: the system has no memory for it (exit
   // code "does not fit", with what /proc/meminfo or the cgroup says). It lies on the NUMA nodes
   // near the PCI device of that id ("0000:3B:00.0", Device::pci_id()); of none: of the process's
-  // cores.
+  // cores. Or, where there is a first touch (and no id), on the node of whoever touches a page of
+  // it there: it is called once, may touch what it likes, and the rest comes as it would have.
+  using FirstTouch = std::function<void(std::span<std::byte> memory)>;
   [[nodiscard]] static Result<std::unique_ptr<Arena>> create(Tier tier,
                                                              std::string name,
                                                              std::size_t bytes,
-                                                             const std::string& near_pci_id = {});
+                                                             const std::string& near_pci_id = {},
+                                                             const FirstTouch& first_touch = {});
   ~Arena();
   Arena(const Arena&) = delete;
   Arena& operator=(const Arena&) = delete;
@@ -65,7 +69,7 @@ class Arena {
  private:
   Arena(Tier tier, std::string name) : tier_(tier), name_(std::move(name)) {}
 
-  Status map(std::size_t page_bytes, const std::string& near_pci_id);
+  Status map(std::size_t page_bytes);
   Status fault_in();
   void log_pages(const std::string& near_pci_id) const;
 

@@ -3,6 +3,7 @@
 
 #include <hwloc.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <memory>
 #include <utility>
@@ -100,7 +101,7 @@ void NumaTopology::Traits::close(Handle topology) noexcept {
   hwloc_topology_destroy(topology);
 }
 
-std::optional<NumaTopology> NumaTopology::read(bool with_pci_devices, const std::string* xml) {
+std::optional<NumaTopology> NumaTopology::read(const Source& source) {
   hwloc_topology_t handle = nullptr;
   if (hwloc_topology_init(&handle) != 0) {
     return std::nullopt;
@@ -108,27 +109,35 @@ std::optional<NumaTopology> NumaTopology::read(bool with_pci_devices, const std:
   NumaTopology topology{Unique<Traits>(handle)};
   // Nodes that the process may not use are kept, so that their devices are known to be theirs.
   bool is_good = hwloc_topology_set_flags(handle, HWLOC_TOPOLOGY_FLAG_INCLUDE_DISALLOWED) == 0;
-  if (with_pci_devices) {
+  if (source.pci_devices) {
     // Important ones (displays, accelerators among them), and no OS devices: for those hwloc's
     // plugins would start CUDA and OpenCL.
     is_good = is_good && hwloc_topology_set_type_filter(
                              handle, HWLOC_OBJ_PCI_DEVICE, HWLOC_TYPE_FILTER_KEEP_IMPORTANT) == 0;
   }
-  if (xml != nullptr) {
+  if (source.xml != nullptr) {
     // The zero at the end counts.
-    is_good = is_good && hwloc_topology_set_xmlbuffer(
-                             handle, xml->c_str(), static_cast<int>(xml->size() + 1)) == 0;
+    is_good =
+        is_good && hwloc_topology_set_xmlbuffer(
+                       handle, source.xml->c_str(), static_cast<int>(source.xml->size() + 1)) == 0;
+  }
+  if (source.synthetic != nullptr) {
+    is_good = is_good && hwloc_topology_set_synthetic(handle, source.synthetic->c_str()) == 0;
   }
   is_good = is_good && hwloc_topology_load(handle) == 0;
   return is_good ? std::optional(std::move(topology)) : std::nullopt;
 }
 
 std::optional<NumaTopology> NumaTopology::load(bool with_pci_devices) {
-  return read(with_pci_devices, nullptr);
+  return read({.pci_devices = with_pci_devices});
 }
 
 std::optional<NumaTopology> NumaTopology::from_xml(const std::string& xml) {
-  return read(true, &xml);
+  return read({.pci_devices = true, .xml = &xml});
+}
+
+std::optional<NumaTopology> NumaTopology::from_synthetic(const std::string& description) {
+  return read({.synthetic = &description});
 }
 
 NumaChoice NumaTopology::choose(const std::string& pci_id,
@@ -161,6 +170,33 @@ std::vector<unsigned> NumaTopology::process_cores() const {
   return numbers_in(cores.get());
 }
 
+std::vector<std::vector<unsigned>> NumaTopology::by_node(const std::vector<unsigned>& cores) const {
+  std::vector<hwloc_obj_t> nodes;
+  for (hwloc_obj_t node = nullptr;
+       (node = hwloc_get_next_obj_by_type(topology_.get(), HWLOC_OBJ_NUMANODE, node)) != nullptr;) {
+    nodes.push_back(node);
+  }
+  std::stable_sort(nodes.begin(), nodes.end(), [](hwloc_obj_t a, hwloc_obj_t b) {
+    return hwloc_bitmap_weight(a->cpuset) < hwloc_bitmap_weight(b->cpuset);
+  });
+  const Bitmap rest = bitmap_of(cores);
+  std::vector<std::vector<unsigned>> groups;
+  const auto take = [&](hwloc_const_bitmap_t of_node) {
+    const Bitmap taken = new_bitmap();
+    hwloc_bitmap_and(taken.get(), rest.get(), of_node);
+    if (hwloc_bitmap_iszero(taken.get()) == 0) {
+      groups.push_back(numbers_in(taken.get()));
+      hwloc_bitmap_andnot(rest.get(), rest.get(), taken.get());
+    }
+  };
+  for (hwloc_obj_t node : nodes) {
+    take(node->cpuset);
+  }
+  take(rest.get());  // those of no node
+  std::sort(groups.begin(), groups.end());
+  return groups;
+}
+
 bool NumaTopology::bind(void* data, std::size_t bytes, const std::vector<unsigned>& nodes) const {
   const Bitmap node_set = bitmap_of(nodes);
   // Without HWLOC_MEMBIND_STRICT: the kernel prefers these nodes, and takes others when they are
@@ -187,6 +223,12 @@ NumaBinding bind_near_pci(void* data, std::size_t bytes, const std::string& pci_
                     "; a container needs the capability SYS_NICE)"};
   }
   return {.is_bound = true, .is_near = choice.is_near, .text = "on " + choice.text};
+}
+
+std::vector<std::vector<unsigned>> cores_by_node() {
+  const std::optional<NumaTopology>& machine = this_machine(false);
+  return machine.has_value() ? machine->by_node(machine->process_cores())
+                             : std::vector<std::vector<unsigned>>();
 }
 
 }  // namespace headrace::tiers

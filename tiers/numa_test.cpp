@@ -5,6 +5,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <cstdlib>
@@ -89,7 +90,57 @@ TEST(NumaTopology, OnOneNodeThereIsNothingToBind) {
   EXPECT_TRUE(choice.text.empty());
 }
 
+using Groups = std::vector<Numbers>;
+
+Groups by_node(const std::string& description, const Numbers& cores) {
+  const auto topology = NumaTopology::from_synthetic(description);
+  EXPECT_TRUE(topology.has_value()) << description;
+  return topology.has_value() ? topology->by_node(cores) : Groups{};
+}
+
+TEST(NumaTopology, CoresAreThoseOfTheirNode) {
+  const Numbers all = {0, 1, 2, 3, 4, 5, 6, 7};
+  EXPECT_EQ(by_node("numa:1 core:8 pu:1", all), Groups{all});
+  EXPECT_EQ(by_node("numa:2 core:4 pu:1", all), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+  EXPECT_EQ(by_node("pack:2 [numa] core:2 pu:2", all), (Groups{{0, 1, 2, 3}, {4, 5, 6, 7}}));
+  EXPECT_EQ(by_node("pack:2 numa:2 core:2 pu:1", all), (Groups{{0, 1}, {2, 3}, {4, 5}, {6, 7}}));
+  // Threads of a core are far apart by number, as most machines have them.
+  EXPECT_EQ(by_node("numa:2 core:2 pu:2(indexes=0,4,1,5,2,6,3,7)", all),
+            (Groups{{0, 1, 4, 5}, {2, 3, 6, 7}}));
+}
+
+TEST(NumaTopology, CoresThatTheProcessMayNotUseAreNobodys) {
+  EXPECT_EQ(by_node("numa:2 core:4 pu:1", {0, 5, 6}), (Groups{{0}, {5, 6}}));
+  EXPECT_EQ(by_node("numa:4 core:2 pu:1", {2, 3}), (Groups{{2, 3}}));
+  EXPECT_TRUE(by_node("numa:2 core:4 pu:1", {}).empty());
+  EXPECT_EQ(by_node("numa:2 core:1 pu:1", {1, 9}), (Groups{{1}, {9}})) << "of no node at all";
+}
+
+// A node without memory has cores all the same; one of memory alone, or of memory beside that of
+// others, has none of its own.
+TEST(NumaTopology, CoresOfNodesThatAreUnlikeOthers) {
+  EXPECT_EQ(by_node("pack:2 [numa(memory=0)] core:2 pu:1", {0, 1, 2, 3}), (Groups{{0, 1}, {2, 3}}));
+  EXPECT_EQ(by_node("[numa(memory=1GB)] pack:2 [numa] core:2 pu:1", {0, 1, 2, 3}),
+            (Groups{{0, 1}, {2, 3}}));
+  EXPECT_EQ(by_node("pack:2 [numa] [numa(memory=4GB)] core:2 pu:1", {0, 1, 2, 3}),
+            (Groups{{0, 1}, {2, 3}}));
+}
+
+// The process that the tests run in: whatever the machine, all of its cores, each once.
+TEST(Numa, CoresByNodeAreTheProcesss) {
+  Numbers cores;
+  for (const Numbers& group : cores_by_node()) {
+    EXPECT_FALSE(group.empty());
+    cores.insert(cores.end(), group.begin(), group.end());
+  }
+  std::sort(cores.begin(), cores.end());
+  const auto machine = NumaTopology::load(false);
+  ASSERT_TRUE(machine.has_value());
+  EXPECT_EQ(cores, machine->process_cores());
+}
+
 TEST(NumaTopology, WhatIsNoTopologyIsRefused) {
+  EXPECT_FALSE(NumaTopology::from_synthetic("numa:two").has_value());
   EXPECT_FALSE(NumaTopology::from_xml("<topology").has_value());
 }
 

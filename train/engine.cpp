@@ -16,6 +16,7 @@
 #include "model/tokenizer.hpp"
 #include "model/units.hpp"
 #include "scheduler/exec/state_format.hpp"
+#include "tiers/numa.hpp"
 #include "train/periodic_export.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
@@ -367,7 +368,8 @@ Result<Planned> make_planned(const RunConfig& config,
   HEADRACE_TRY(check_machine(planned, memory));
   planned.options.compute_threads = batch.compute_threads;
   planned.options.seed = config.run.seed;
-  planned.options.optimizer_threads = config.optim.threads.value_or(usable_cores());
+  planned.options.optimizer_threads =
+      config.optim.threads.value_or(std::max(1, usable_cores() - config.optim.cores_left));
   planned.options.h2d_bytes_per_s = planned.settings.h2d_cap;
   planned.options.d2h_bytes_per_s = planned.settings.d2h_cap;
   planned.options.read_check = config.durability.verify_reads
@@ -413,6 +415,7 @@ Result<std::unique_ptr<Engine>> Engine::create(Planned planned, tiers::nvme::Sto
   HEADRACE_TRY(check_threads(owned.options.compute_threads +
                              std::max(owned.options.optimizer_threads, usable_cores()) +
                              kQueueThreads - 2));
+  engine->planned_.options.optimizer_nodes = tiers::cores_by_node();
   HEADRACE_ASSIGN(exec::Model model, model::make_model(owned.architecture, owned.spec, batch));
   HEADRACE_ASSIGN(
       engine->executor_,

@@ -2,6 +2,7 @@
 #include "scheduler/exec/executor.hpp"
 
 #include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>
@@ -9,8 +10,10 @@
 #include <exception>
 
 #include "core/assert.hpp"
+#include "core/log.hpp"
 #include "core/trace.hpp"
 #include "scheduler/exec/executor_impl.hpp"
+#include "scheduler/exec/first_touch.hpp"
 #include "scheduler/exec/state_format.hpp"
 #include "tiers/race_checker.hpp"
 
@@ -44,6 +47,7 @@ Status ExecutorImpl::open(const ExecutorOptions& options) {
   optimizer_ = &optimizer_of(plan_.format);
   seed_ = options.seed;
   HEADRACE_TRY(create_device(options));
+  HEADRACE_TRY(create_threads(options));
   HEADRACE_TRY(create_memory());
   HEADRACE_TRY(create_queues(options));
   HEADRACE_TRY(create_watchdog(options));
@@ -80,10 +84,36 @@ Status ExecutorImpl::create_device(const ExecutorOptions& options) {
   return {};
 }
 
+// Beside a device that is somewhere, host memory lies near it, whichever nodes the cores are of.
+Status ExecutorImpl::create_threads(const ExecutorOptions& options) {
+  std::span<const optim::NodeCores> nodes;
+  if (device_->pci_id().empty()) {
+    nodes = options.optimizer_nodes;
+  }
+  HEADRACE_ASSIGN(optimizer_threads_, optim::Threads::create(options.optimizer_threads, nodes));
+  std::vector<int> shares;
+  for (const optim::NodeThreads& node : optimizer_threads_->nodes()) {
+    shares.push_back(node.threads);
+  }
+  if (!shares.empty()) {
+    log_info(fmt::format("optimizer threads on NUMA nodes: {}", fmt::join(shares, " + ")));
+  }
+  return {};
+}
+
 Status ExecutorImpl::create_memory() {
   const std::string near = device_->pci_id();
-  HEADRACE_ASSIGN(host_arena_,
-                  tiers::Arena::create(tiers::Tier::kHost, "host", plan_.host_arena_bytes, near));
+  tiers::Arena::FirstTouch first_touch;
+  if (!optimizer_threads_->nodes().empty()) {
+    first_touch = [this](std::span<std::byte> memory) {
+      const std::size_t page_bytes = touched_page_bytes(memory.size());
+      const std::span<const optim::NodeThreads> nodes = optimizer_threads_->nodes();
+      touch_pages(memory, page_bytes, page_nodes(plan_, *optimizer_, nodes, page_bytes), nodes);
+    };
+  }
+  HEADRACE_ASSIGN(
+      host_arena_,
+      tiers::Arena::create(tiers::Tier::kHost, "host", plan_.host_arena_bytes, near, first_touch));
   if (plan_.separate_device) {
     HEADRACE_ASSIGN(device_memory_, device_->allocate(plan_.device_arena_bytes));
     HEADRACE_ASSIGN(bounce_arena_,
@@ -110,7 +140,6 @@ Status ExecutorImpl::create_memory() {
 }
 
 Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
-  HEADRACE_ASSIGN(optimizer_threads_, optim::Threads::create(options.optimizer_threads));
   tiers::ThreadQueueOptions host_options;
   host_options.cores = &cores_;
   host_options.expedites = true;  // an update that waits leaves cores idle, and compute behind it

@@ -20,6 +20,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "optim_cpu/nodes.hpp"
 #include "scheduler/exec/unit.hpp"
 #include "scheduler/plan/plan.hpp"
 #include "tiers/device.hpp"
@@ -39,6 +40,9 @@ struct DriveOptions {
 struct ExecutorOptions {
   int compute_threads = 1;
   int optimizer_threads = 1;
+  // The cores that the process may use, by NUMA node (tiers::cores_by_node()). Two nodes and more:
+  // the optimizer's threads are bound to them, its memory lies where they work on it.
+  std::vector<optim::NodeCores> optimizer_nodes = {};
   std::uint64_t seed = 0;  // the run's, of what the optimizer rounds stochastically
   std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s;
   std::vector<DriveOptions> drives;  // by folder; those that are not there take the defaults

@@ -84,6 +84,7 @@ class ExecutorImpl final : public Executor {
 
   // executor.cpp
   [[nodiscard]] Status create_device(const ExecutorOptions& options);
+  [[nodiscard]] Status create_threads(const ExecutorOptions& options);
   [[nodiscard]] Status create_memory();
   [[nodiscard]] Status create_queues(const ExecutorOptions& options);
   [[nodiscard]] Status create_watchdog(const ExecutorOptions& options);

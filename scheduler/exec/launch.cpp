@@ -13,6 +13,16 @@ using plan::Instruction;
 using plan::InstructionKind;
 using plan::QueueKind;
 
+namespace {
+
+// In blocks of its tile, which lies over the NUMA nodes as one.
+optim::Threads::Within place_of(const TileJob& job, const Segment& segment) {
+  return {.begin = segment.tile_offset / optim::kBlockElements,
+          .total = optim::count_blocks(job.tile.elements)};
+}
+
+}  // namespace
+
 tiers::Queue& ExecutorImpl::queue_of(const Instruction& instruction) {
   switch (instruction.queue) {
     case QueueKind::kCompute:
@@ -289,8 +299,8 @@ void ExecutorImpl::launch_collect(const Instruction& instruction, std::uint64_t 
               .kind = kind,
               .elements = segment.elements};
           const auto blocks = static_cast<std::size_t>(optim::count_blocks(segment.elements));
-          segment.check =
-              optim::collect_blocks(span, {sums + segment.first_block, blocks}, *threads);
+          segment.check = optim::collect_blocks(
+              span, {sums + segment.first_block, blocks}, *threads, place_of(*job, segment));
         }
       });
 }

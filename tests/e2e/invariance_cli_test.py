@@ -7,6 +7,7 @@ in ROUNDS rounds compares random models under random settings that must not matt
 printed; HEADRACE_SEED repeats it).
 """
 
+import os
 import sys
 
 import harness
@@ -41,6 +42,12 @@ PLACES = {
         "optim": {"threads": 1, "update": "after-backward"},
         "batch": {"traversal": "batch-major"},
     },
+    # A machine of two nodes, of a core each.
+    "host, two NUMA nodes": {
+        "tiers": {"place": "host"},
+        "optim": {"threads": 5},
+        "environment": {"HWLOC_SYNTHETIC": "numa:2 core:1 pu:1", "HWLOC_THISSYSTEM": "1"},
+    },
 }
 
 
@@ -60,7 +67,7 @@ def config(folder, model, changes):
     if "optim.group" in changes:
         sections["optim.group"] = changes["optim.group"]
     for section, keys in changes.items():
-        if section == "optim.group":
+        if section in ("optim.group", "environment"):
             continue
         # Asked for less than can be, the plan says what is enough.
         given = {key: "64KiB" if value == LEAST else value for key, value in keys.items()}
@@ -72,6 +79,7 @@ def train(report, binary, model, changes, fact):
     """Rows and weights of one run."""
     with harness.scratch(report, "invariance") as folder:
         headrace = harness.Headrace(binary)
+        headrace.environment.update(changes.get("environment", {}))
         path = config(folder, model, changes)
         words, planned = [], headrace.run("plan", path)
         if planned.code == harness.DOES_NOT_FIT:
@@ -81,6 +89,10 @@ def train(report, binary, model, changes, fact):
         elif LEAST in changes["tiers"].values():
             report.check(f"{fact}: 64 KiB are refused", False, planned)
         must(headrace.run("train", path, *words))
+        if "environment" in changes and os.sched_getaffinity(0) >= {0, 1}:
+            log = (folder / "run" / "run.log").read_text()
+            told = "on NUMA nodes: 2 + 3" in log or "not bound to the 2 NUMA nodes" in log
+            report.check(f"{fact}: the log says what became of the threads", told, log)
         rows = harness.read_metrics(folder / "run" / "metrics.jsonl")
         for row in rows:  # an evaluation sees the weights after the step, pending updates and all
             row["evaluated"] = row.get("eval", {}).get("loss")

@@ -202,6 +202,7 @@ Status make_executor(const Job& job, bool first, Engine& engine) {
   engine.runtime.races = &engine.races;
   exec::ExecutorOptions executor_options{.compute_threads = job.options.compute_threads,
                                          .optimizer_threads = job.options.optimizer_threads,
+                                         .optimizer_nodes = job.options.optimizer_nodes,
                                          .h2d_bytes_per_s = {},
                                          .d2h_bytes_per_s = {},
                                          .drives = {}};

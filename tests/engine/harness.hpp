@@ -33,6 +33,7 @@ struct RunOptions {
   int steps = kSteps;
   int compute_threads = 2;
   int optimizer_threads = 2;
+  std::vector<optim::NodeCores> optimizer_nodes = {};
   std::uint64_t seed = 1337;
   plan::PlanSettings settings;  // budgets default to plenty
   // Called before each step; may change the tokens.

@@ -123,6 +123,24 @@ TEST_P(Invariance, OptimizerThreadsAndTiles) {
   }
 }
 
+// Nodes made up of the process's cores, one each, in turn: threads are bound and memory is touched
+// as on a machine that has them.
+TEST_P(Invariance, OptimizerNodes) {
+  const std::vector<unsigned> cores = optim::CoreMask::of_this_thread()->cores();
+  for (const std::size_t nodes : {2U, 4U}) {
+    for (const Home home : {Home::kHost, Home::kNvme}) {
+      RunOptions options = base();
+      options.optimizer_threads = 5;
+      for (std::size_t node = 0; node < nodes; ++node) {
+        options.optimizer_nodes.push_back({cores[node % cores.size()]});
+      }
+      options.settings.place = home;
+      options.settings.separate_device = nodes == 4;
+      expect_same_bits(reference(), run_engine(options), std::to_string(nodes) + " nodes");
+    }
+  }
+}
+
 TEST_P(Invariance, TraversalAndUpdateOrder) {
   for (const bool nvme : {false, true}) {
     for (const bool separate : {false, true}) {
