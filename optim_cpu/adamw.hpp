@@ -1,9 +1,10 @@
 // AdamW with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay
 // Regularization", ICLR 2019), in one pass over memory.
 //
-// The order of operations, the same in every instruction set, in every state format and in the
-// reference. Every line is one IEEE float operation per element, round to nearest even, never
-// fused; upper-case names are constants, computed in double and rounded to float once:
+// The order of operations, the same in every instruction set, in the state formats "fp32" and
+// "bf16" and in the reference ("q8": adamw_q8.hpp). Every line is one IEEE float operation per
+// element, round to nearest even, never fused; upper-case names are constants, computed in double
+// and rounded to float once:
 //   g  = SCALE * gradient                SCALE = clip_scale; a bf16 gradient is widened first,
 //   exactly m  = (BETA1 * m) + (ONE_MINUS_BETA1 * g) v  = (BETA2 * v) + ((ONE_MINUS_BETA2 * g) * g)
 //   p  = DECAY * p                       DECAY = 1 - lr * weight_decay

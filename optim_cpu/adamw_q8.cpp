@@ -276,11 +276,13 @@ struct Q8Factors {
   FloatVector m, v;
 };
 
-// New moments of old ones in steps, those of v squared: m and sqrt(v).
+// New moments of old ones in steps: m and sqrt(v).
 HWY_INLINE void q8_update_moments(
     const Q8Vectors& c, Q8Factors factors, FloatVector gradient, FloatVector& m, FloatVector& v) {
   m = hn::MulAdd(m, factors.m, hn::Mul(c.m_gradient, gradient));
-  v = hn::Sqrt(hn::MulAdd(hn::Mul(c.v_gradient, gradient), gradient, hn::Mul(v, factors.v)));
+  const FloatVector h = hn::Mul(c.v_gradient, gradient);
+  const FloatVector s = hn::Mul(v, factors.v);
+  v = hn::Sqrt(hn::MulAdd(h, h, hn::Mul(s, s)));
 }
 
 HWY_INLINE FloatVector q8_change(const Q8Vectors& c, FloatVector m, FloatVector root) {
@@ -304,8 +306,7 @@ HWY_INLINE void q8_moments(const Q8Vectors& c, Block existence, const View& view
       const Q8Factors group_factors = {.m = hn::Set(floats, factors[2 * group]),
                                        .v = hn::Set(floats, factors[2 * group + 1])};
       EvenOdd<FloatVector> m = m_steps(c.bits, group == 0 ? m_codes.first : m_codes.second);
-      EvenOdd<FloatVector> root =
-          squared_steps(c.bits, group == 0 ? v_codes.first : v_codes.second);
+      EvenOdd<FloatVector> root = v_steps(c.bits, group == 0 ? v_codes.first : v_codes.second);
       const EvenOdd<FloatVector> gradient = load_gradients(c.bits, existence, view.gradient, at);
       q8_update_moments(c, group_factors, gradient.even, m.even, root.even);
       q8_update_moments(c, group_factors, gradient.odd, m.odd, root.odd);
@@ -430,12 +431,9 @@ HWY_INLINE void q8_decode_scales(const Q8Constants& constants,
   const float factors[kQ8ScalesPerBlock] = {
       constants.m_keep, constants.v_keep, constants.m_keep, constants.v_keep};
   const auto keep = hn::LoadU(tag, factors);
-  const auto one = hn::Set(tag, 1.0F);
   for (std::int64_t i = 0; i < kQ8ScalesPerBlock * blocks; i += kQ8ScalesPerBlock) {
-    const auto values =
-        infinite_nans(tag, hn::LoadU(tag, reinterpret_cast<const float*>(scales) + i));
-    // That of m, the square of v's.
-    hn::Store(hn::Mul(hn::Mul(values, hn::OddEven(values, one)), keep), tag, chunk.decode + i);
+    const auto values = plain_nans(tag, hn::LoadU(tag, reinterpret_cast<const float*>(scales) + i));
+    hn::Store(hn::Mul(values, keep), tag, chunk.decode + i);
   }
 }
 
@@ -443,7 +441,7 @@ HWY_INLINE void q8_encode_scales(std::int64_t blocks, Q8Chunk& chunk) {
   const FloatTag floats;
   alignas(64) float steps[kGroupElements];
   for (std::int64_t i = 0; i < kGroupElements; ++i) {
-    steps[i] = i % 2 == 0 ? kQ8MSteps : kQ8VCodeMax;
+    steps[i] = i % 2 == 0 ? kQ8MSteps : kQ8VSteps;
   }
   for (std::int64_t i = 0; i < kQ8ScalesPerBlock * blocks; i += kFloatLanes) {
     const FloatVector scales = hn::Load(floats, chunk.largest + i);
@@ -620,18 +618,16 @@ Q8Span part_of(const Q8Span& span, std::int64_t begin, std::int64_t elements) {
 Q8Constants q8_constants(const AdamWScalars& scalars) {
   const BiasCorrections corrections = bias_corrections(scalars);
   const double root2 = std::sqrt(corrections.second);
-  const double inverse_step = corrections.first / (scalars.lr * root2);
-  // Of an infinity, too; what a NaN would be, 0 / 0, is where lr is 0.
+  const double inverse_step = corrections.first / std::fabs(scalars.lr * root2);
+  // Of an infinity, too, and of a NaN: eps and lr are 0.
   const auto finite = [](double value) {
     constexpr float kLargest = std::numeric_limits<float>::max();
     return value < static_cast<double>(kLargest) ? static_cast<float>(value) : kLargest;
   };
-  constexpr auto kCodeMax = static_cast<double>(kQ8VCodeMax);
   return {.m_gradient = static_cast<float>(scalars.clip_scale * (1.0 - scalars.beta1)),
           .m_keep = static_cast<float>(scalars.beta1 / static_cast<double>(kQ8MCodeMax)),
-          .v_gradient =
-              static_cast<float>(scalars.clip_scale * scalars.clip_scale * (1.0 - scalars.beta2)),
-          .v_keep = static_cast<float>(scalars.beta2 / (kCodeMax * kCodeMax)),
+          .v_gradient = static_cast<float>(scalars.clip_scale * std::sqrt(1.0 - scalars.beta2)),
+          .v_keep = static_cast<float>(std::sqrt(scalars.beta2) / static_cast<double>(kQ8VCodeMax)),
           .inverse_step = finite(inverse_step),
           .eps = finite(scalars.eps * root2 * inverse_step),
           .decay = static_cast<float>(1.0 - scalars.lr * scalars.weight_decay)};

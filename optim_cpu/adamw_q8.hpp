@@ -7,21 +7,21 @@
 // constants, computed in double and rounded to float once; M_FACTOR and V_FACTOR are of the group:
 //   m  = fma(M, M_FACTOR, M_GRADIENT * gradient)       M_GRADIENT = SCALE * (1 - beta1)
 //        M_FACTOR = scale of m * M_KEEP                M_KEEP = beta1 / 29.5
-//   v  = fma(V_GRADIENT * gradient, gradient,          V_GRADIENT = SCALE^2 * (1 - beta2)
-//            (C * C) * V_FACTOR)
-//        V_FACTOR = (scale of v)^2 * V_KEEP            V_KEEP = beta2 / 255^2
+//   h  = V_GRADIENT * gradient                         V_GRADIENT = SCALE * sqrt(1 - beta2)
+//   s  = C * V_FACTOR                                  V_FACTOR = scale of v * V_KEEP
+//   v  = fma(h, h, s * s)                              V_KEEP = sqrt(beta2) / 255
 //   d  = fma(sqrt(v), 1/STEP, EPS)                     EPS = eps * sqrt(1 - beta2^t) / STEP
 //   u  = m / d                                         STEP = lr * sqrt(1 - beta2^t)
 //                                                             / (1 - beta1^t)
 //   p  = fma(DECAY, p, -u)                             DECAY = 1 - lr * weight_decay
 // An update by it differs from one in AdamW's own order by units in the last place. Where lr is 0,
-// 1/STEP and EPS are the largest float, so that u is 0. A group whose scale of v is below 2^-55
-// starts from v = 0, since V_FACTOR is subnormal.
+// 1/STEP and EPS are the largest float, so that u is 0.
 //
 // Processors of x86 without fused operations (before 2013) take the plain loop of reference.hpp.
 //
-// Random bits of an element (rounding.hpp): 18 for m (q8_m_bits), the upper byte of `second` for v,
-// its lower one for the weight.
+// Random bits of an element (rounding.hpp): 18 for m (q8_m_bits), 15 of `second` for v
+// (q8_v_bits), its lower byte for the weight; so of v's bits the ones that count least are the
+// weight's, too.
 //
 // Threads: free functions, no state. Failure: none; programmers' errors abort.
 #pragma once

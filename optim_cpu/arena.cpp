@@ -45,6 +45,7 @@ class ScopedFlushToZero {
  public:
   ScopedFlushToZero() {
     std::fegetenv(&saved_);
+    std::fesetround(FE_TONEAREST);
     set_flush_to_zero();
   }
 

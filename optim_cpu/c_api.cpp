@@ -2,6 +2,8 @@
 // in the engine is an error code to others. Exceptions of the standard library end here.
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
@@ -118,7 +120,10 @@ const char* settings_objection(const headrace_adamw* settings) {
   }
   const bool finite = std::isfinite(settings->lr) && std::isfinite(settings->eps) &&
                       std::isfinite(settings->weight_decay) && std::isfinite(settings->grad_scale);
-  return finite ? "" : "a setting is not finite";
+  if (!finite) {
+    return "a setting is not finite";
+  }
+  return settings->lr < 0.0 || settings->eps < 0.0 ? "lr and eps are not negative" : "";
 }
 
 int invalid(headrace_optim_context& context, const char* text) {
@@ -191,13 +196,22 @@ int update(headrace_optim_context& context,
   return sum.non_finite_count > 0 ? HEADRACE_NON_FINITE : HEADRACE_OK;
 }
 
-// Calls visit(begin, elements) for blocks of a tensor on the context's threads.
+// Calls visit(begin, elements) for blocks of a tensor on the context's threads. Throws where a
+// visit has no memory.
 template <class Visit>
 void for_each_block(headrace_optim_context& context, std::int64_t elements, const Visit& visit) {
+  std::atomic<bool> out_of_memory{false};
   context.threads->parallel_for(count_blocks(elements), [&](std::int64_t block) {
     const std::int64_t begin = block * kBlockElements;
-    visit(begin, std::min(kBlockElements, elements - begin));
+    try {
+      visit(begin, std::min(kBlockElements, elements - begin));
+    } catch (const std::bad_alloc&) {
+      out_of_memory.store(true);
+    }
   });
+  if (out_of_memory.load()) {
+    throw std::bad_alloc();
+  }
 }
 
 std::span<float> part(float* values, std::int64_t begin, std::int64_t elements) {
@@ -210,9 +224,19 @@ void import_weights(headrace_optim_context& context,
                     const float* source) {
   const Optimizer& format = *format_of(tensor.format, tensor.weight_dtype);
   for_each_block(context, tensor.elements, [&](std::int64_t begin, std::int64_t elements) {
-    std::vector<float> weights(source + begin, source + begin + elements);
-    std::vector<float> zeros(weights.size());
-    write_state(format, memory_of(tensor), begin, {.param = weights, .m = zeros, .v = zeros});
+    // On the stack: an import that has begun does not fail.
+    constexpr std::int64_t kPart = 2048;
+    std::array<float, kPart> weights;
+    std::array<float, kPart> zeros = {};
+    for (std::int64_t at = begin; at < begin + elements; at += kPart) {
+      const auto count = static_cast<std::size_t>(std::min(kPart, begin + elements - at));
+      std::copy_n(source + at, count, weights.data());
+      const std::span<float> none = std::span(zeros).first(count);
+      write_state(format,
+                  memory_of(tensor),
+                  at,
+                  {.param = std::span(weights).first(count), .m = none, .v = none});
+    }
   });
 }
 

@@ -98,14 +98,14 @@ void write_group(const Q8Place& place, const StateValues& values) {
   }
   std::memcpy(place.scales, &scales, sizeof(scales));
   const float m_factor = q8_encode_factor(scales.m, kQ8MSteps);
-  const float root_factor = q8_encode_factor(scales.root, kQ8VCodeMax);
+  const float root_factor = q8_encode_factor(scales.root, kQ8VSteps);
   for (std::size_t i = 0; i < values.param.size(); ++i) {
     const ShortSplitWeight weight = split_weight_short(values.param[i], kQ8ByteHalf);
     const std::int64_t byte = place.byte(i);
     place.high[i] = weight.high;
     place.planes.correction[byte] = weight.correction;
     place.planes.m[byte] = q8_encode_m(values.m[i], m_factor, kQ8MHalf);
-    place.planes.v[byte] = q8_encode_root(std::sqrt(values.v[i]), root_factor, kQ8ByteHalf);
+    place.planes.v[byte] = q8_encode_root(std::sqrt(values.v[i]), root_factor, kQ8VHalf);
   }
 }
 

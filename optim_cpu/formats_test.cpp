@@ -172,8 +172,8 @@ std::uint8_t encoded_m(float m, float scale, std::uint32_t bits) {
   return q8_encode_m(m, q8_encode_factor(scale, kQ8MSteps), bits);
 }
 
-std::uint8_t encoded_root(float root, float scale, std::uint8_t bits) {
-  return q8_encode_root(root, q8_encode_factor(scale, kQ8VCodeMax), bits);
+std::uint8_t encoded_root(float root, float scale, std::uint32_t bits) {
+  return q8_encode_root(root, q8_encode_factor(scale, kQ8VSteps), bits);
 }
 
 TEST(Q8, EveryCodeDecodesToItself) {
@@ -183,7 +183,7 @@ TEST(Q8, EveryCodeDecodesToItself) {
       if (code != 0x80) {  // zero has one sign
         EXPECT_EQ(encoded_m(decoded_m(code, scale), scale, kQ8MHalf), code);
       }
-      EXPECT_EQ(encoded_root(decoded_root(code, scale), scale, kQ8ByteHalf), std::max(number, 1));
+      EXPECT_EQ(encoded_root(decoded_root(code, scale), scale, kQ8VHalf), std::max(number, 1));
     }
     for (const std::uint8_t code : {std::uint8_t{127}, std::uint8_t{255}}) {
       EXPECT_NEAR(std::fabs(decoded_m(code, scale)), scale, 0x1p-22F * scale);
@@ -202,8 +202,9 @@ TEST(Q8, TheLargestOfAGroupKeepsItsValue) {
     ASSERT_GE(encoded_m(scale, scale, 0), 126);
     ASSERT_EQ(encoded_m(scale, scale, (1U << kQ8MFraction) - 1), 127);
     ASSERT_EQ(encoded_m(-scale, scale, (1U << kQ8MFraction) - 1), 255);
-    ASSERT_EQ(encoded_root(scale, scale, 0), 255);
-    ASSERT_EQ(encoded_root(scale, scale, 255), 255);
+    ASSERT_EQ(encoded_root(scale, scale, kQ8VHalf), 255);
+    ASSERT_GE(encoded_root(scale, scale, 0), 254);
+    ASSERT_EQ(encoded_root(scale, scale, (1U << kQ8VFraction) - 1), 255);
   }
 }
 
@@ -212,7 +213,7 @@ TEST(Q8, GroupsWhoseScaleIsTooSmallAreZero) {
     for (const float m : {0.0F, scale, -scale}) {
       EXPECT_EQ(encoded_m(m, scale, (1U << kQ8MFraction) - 1) & 0x7f, 0);
     }
-    EXPECT_EQ(encoded_root(0.0F, scale, 255), 0);
+    EXPECT_EQ(encoded_root(0.0F, scale, (1U << kQ8VFraction) - 1), 0);
   }
 }
 
@@ -234,8 +235,7 @@ TEST(Q8, ErrorsOfOneEncodingAreBounded) {
     EXPECT_LE(std::fabs(m_back - m), scale * m_step(x) * (1 + 1e-5));
     EXPECT_LE(std::fabs(m_back), scale * (1 + 1e-6F));
     const float root = x * scale;
-    const auto byte = static_cast<std::uint8_t>(bits);
-    const std::uint8_t code = encoded_root(root, scale, byte);
+    const std::uint8_t code = encoded_root(root, scale, bits >> (32U - kQ8VFraction));
     const float root_back = decoded_root(code, scale);
     EXPECT_LE(std::fabs(root_back - root), scale / 255 * 1.01F);
     EXPECT_GE(root_back, root * 0.5F) << "an update by it is less than twice the exact one";
@@ -252,10 +252,11 @@ TEST(Q8, EncodingIsExactInTheMean) {
     // 2^-18 of a step, and what y's own last place is.
     EXPECT_NEAR(m_sum / (1U << kQ8MFraction), -x, 1e-6 * (x + 0.1));
     double v_sum = 0;
-    for (int bits = 0; bits < 256; ++bits) {
-      v_sum += q8_root_steps(encoded_root(x, 1.0F, static_cast<std::uint8_t>(bits)));
+    for (std::uint32_t bits = 0; bits < 1U << kQ8VFraction; ++bits) {
+      v_sum += q8_root_steps(encoded_root(x, 1.0F, bits));
     }
-    EXPECT_NEAR(v_sum / 256, std::max(1.0, 255.0 * x), 1.0 / 256);
+    // 2^-15 of a step, and what the factor is less than 255.
+    EXPECT_NEAR(v_sum / (1U << kQ8VFraction), std::max(1.0, 255.0 * x), 0x1p-13);
   }
 }
 
@@ -324,7 +325,7 @@ TEST(Q8, LinearCodesAreWorse) {
   const double companded =
       direction_error(seed, [](float m, float m_scale, float root, float root_scale) {
         return std::pair(decoded_m(encoded_m(m, m_scale, kQ8MHalf), m_scale),
-                         decoded_root(encoded_root(root, root_scale, kQ8ByteHalf), root_scale));
+                         decoded_root(encoded_root(root, root_scale, kQ8VHalf), root_scale));
       });
   const double linear =
       direction_error(seed, [](float m, float m_scale, float root, float root_scale) {
@@ -337,7 +338,7 @@ TEST(Q8, LinearCodesAreWorse) {
       direction_error(seed, [](float m, float m_scale, float root, float root_scale) {
         const float code = std::round(254.0F * m / (m_scale + std::fabs(m)));
         return std::pair(code / (254.0F - std::fabs(code)) * m_scale,
-                         decoded_root(encoded_root(root, root_scale, kQ8ByteHalf), root_scale));
+                         decoded_root(encoded_root(root, root_scale, kQ8VHalf), root_scale));
       });
   std::cout << "error of the direction: companded " << companded << ", by softsign " << softsign
             << ", linear " << linear << "\n";
@@ -599,20 +600,48 @@ TEST(Formats, ALearningRateOfZeroLeavesEveryWeight) {
   }
 }
 
-// A NaN of any bits, in a group's scale: rounding must not carry it into a number.
+// A NaN of any bits in a scale of a group: rounding must not carry it into a number. (An infinite v
+// is no update.)
 TEST(Formats, NonFiniteScalesMakeWeightsThatAreCounted) {
   const FlushToZeroScope flush_to_zero;
   const Optimizer& format = *find_optimizer("adamw", "q8", Dtype::kBf16);
   for (const std::string& target : available_targets()) {
     const ForcedTarget forced(target);
-    for (const std::uint32_t bad : {0x7f800000U, 0x7fffffffU, 0xffffffffU}) {
-      Placed placed(format, std::mt19937_64(test_seed()), 256, Dtype::kBf16, {});
-      const Q8Planes planes = q8_planes(placed.state.data(), 256);
-      std::fill_n(planes.m + 64, 64, std::uint8_t{0x7f});
-      std::memcpy(planes.scales + kQ8ScaleBytes, &bad, sizeof(bad));
-      const auto stats = placed.update(format.update_blocks, nullptr);
-      EXPECT_EQ(stats[0].non_finite_count, kQ8GroupElements) << target << ", " << bad;
-      EXPECT_EQ(stats[0].first_non_finite, kQ8BlockElements) << target << ", " << bad;
+    for (const std::size_t scale : {0U, 1U}) {  // m's, v's
+      for (const std::uint32_t bad : {0x7f800000U, 0x7fffffffU, 0xffffffffU}) {
+        Placed placed(format, std::mt19937_64(test_seed()), 256, Dtype::kBf16, {});
+        const Q8Planes planes = q8_planes(placed.state.data(), 256);
+        std::fill_n(planes.m + 64, 64, std::uint8_t{0x7f});
+        std::memcpy(planes.scales + kQ8ScaleBytes + scale * sizeof(bad), &bad, sizeof(bad));
+        const auto stats = placed.update(format.update_blocks, nullptr);
+        const bool none = scale == 1 && bad == 0x7f800000U;
+        EXPECT_EQ(stats[0].non_finite_count, none ? 0 : kQ8GroupElements) << target << ", " << bad;
+        EXPECT_EQ(stats[0].first_non_finite, none ? -1 : kQ8BlockElements) << target << ", " << bad;
+      }
+    }
+  }
+}
+
+// However small the clip factor is, an update is that of the clipped gradient.
+TEST(Formats, AClipFactorOfAnySizeIsTheClippedGradients) {
+  const FlushToZeroScope flush_to_zero;
+  const std::uint64_t seed = test_seed();
+  for (const Optimizer& format : optimizers()) {
+    for (const std::string& target : available_targets()) {
+      const ForcedTarget forced(target);
+      for (const double norm : {1.0, 1e9, 1e17}) {
+        Placed placed(format, std::mt19937_64(seed), 512, Dtype::kF32, {});
+        std::fill_n(placed.state.data(), format.state_bytes(512), std::byte{0});
+        for (std::size_t i = 0; i < 512; ++i) {
+          const auto g = static_cast<float>(1e-2 * norm);
+          std::memcpy(placed.gradient.data() + i * sizeof(g), &g, sizeof(g));
+        }
+        placed.segment.scalars = {.lr = 1e-3, .beta2 = 0.999, .clip_scale = 1.0 / norm};
+        const auto stats = placed.update(format.update_blocks, nullptr);
+        // The first update of an element is lr.
+        EXPECT_NEAR(std::sqrt(stats[0].sum_squares / 512), 1e-3, 1e-8)
+            << format.state << ", " << target << ", norm " << norm;
+      }
     }
   }
 }

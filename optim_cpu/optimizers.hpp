@@ -64,7 +64,7 @@ struct Optimizer {
 
 // Updates a tile in place. block_stats has count_blocks(tile.segments) entries, one for each block
 // of each segment, in order; added in order over a tensor's segments they do not depend on tiling.
-// Nothing is allocated by us.
+// Nothing is allocated by us but a few words a thread.
 void update_tile(const Optimizer& optimizer,
                  const TileUpdate& tile,
                  std::span<UpdateStats> block_stats,

@@ -21,8 +21,8 @@
 // it must:
 //   y = (|m| * (29.5 / scale)) + 2, the code is bits 18..24 of y's bits + r, r of 18 bits: the
 //       expected value of what is decoded is m;
-//   x = s * (255 / scale), s = sqrt(v), the code is floor(x + r / 256), r of 8 bits, of x rounded
-//       to units of 1/256.
+//   x = s * (255 / scale), s = sqrt(v), the code is floor(x + r / 2^15), r of 15 bits, the sum
+//       rounded to units of 2^-15: enough that small codes decay at beta2 = 0.9999.
 // Scales below 2^-120 count as 0: such a group's codes are 0. The largest element of a group keeps
 // its value. v decodes to no less than a quarter of what was encoded (code 1 for 2 - 1/256): an
 // update by it is less than twice the exact one. What is less than a step, 0 too, decodes to one
@@ -72,6 +72,11 @@ inline constexpr float kQ8ScaleMin = 0x1p-120F;
 inline constexpr float kQ8MSteps = kQ8MCodeMax * (1.0F - 0x1p-22F);
 inline constexpr unsigned kQ8MFraction = 18;  // bits of y below the code
 
+// Likewise less than 255. The code is added to a number whose last place is 2^-15 of a step.
+inline constexpr float kQ8VSteps = kQ8VCodeMax * (1.0F - 0x1p-22F);
+inline constexpr float kQ8VBias = 256.0F;
+inline constexpr unsigned kQ8VFraction = 15;
+
 // M above with the code's sign, exact.
 [[nodiscard]] inline float q8_m_steps(std::uint8_t code) {
   const std::uint32_t magnitude = std::bit_cast<std::uint32_t>(2.0F) +
@@ -106,12 +111,11 @@ inline constexpr unsigned kQ8MFraction = 18;  // bits of y below the code
   return static_cast<std::uint8_t>(((y >> kQ8MFraction) & 0x7fU) | ((y >> 24U) & 0x80U));
 }
 
-// `root` is sqrt(v), `factor` is q8_encode_factor(scale, kQ8VCodeMax). The addition rounds to units
-// of 1/256, to nearest even: the same in every instruction set.
-[[nodiscard]] inline std::uint8_t q8_encode_root(float root, float factor, std::uint8_t bits) {
-  const float steps = std::fma(root, factor, 0x1p15F);
-  const auto fixed = static_cast<std::uint16_t>(std::bit_cast<std::uint32_t>(steps));
-  return static_cast<std::uint8_t>((fixed + bits) >> 8U);
+// `root` is sqrt(v), `factor` is q8_encode_factor(scale, kQ8VSteps), `bits` are 15.
+[[nodiscard]] inline std::uint8_t q8_encode_root(float root, float factor, std::uint32_t bits) {
+  const auto bias = std::bit_cast<float>(std::bit_cast<std::uint32_t>(kQ8VBias) | bits);
+  const auto sum = std::bit_cast<std::uint32_t>(std::fma(root, factor, bias));
+  return static_cast<std::uint8_t>(sum >> kQ8VFraction);
 }
 
 // Two neighbours of an even and an odd index have a word of 32 random bits for their m: the even
@@ -123,8 +127,15 @@ inline constexpr unsigned kQ8MFraction = 18;  // bits of y below the code
   return element % 2 != 0 ? word >> (32U - kQ8MFraction) : word & ((1U << kQ8MFraction) - 1);
 }
 
+// For v: the lower bits of an even element's own, the upper ones of an odd element's.
+[[nodiscard]] constexpr std::uint32_t q8_v_bits(std::uint16_t second, std::int64_t element) {
+  const std::uint32_t bits = second;
+  return element % 2 != 0 ? bits >> (16U - kQ8VFraction) : bits & ((1U << kQ8VFraction) - 1);
+}
+
 // What rounds to nearest: for conversions.
 inline constexpr std::uint32_t kQ8MHalf = 1U << (kQ8MFraction - 1);
+inline constexpr std::uint32_t kQ8VHalf = 1U << (kQ8VFraction - 1);
 inline constexpr std::uint8_t kQ8ByteHalf = 128;
 
 }  // namespace headrace::optim

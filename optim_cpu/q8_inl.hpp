@@ -61,7 +61,8 @@ struct Q8Bits {
         odd(hn::Set(BitsTag(), 0xffff0000U)),
         m_random(hn::Set(BitsTag(), (1U << kQ8MFraction) - 1)),
         two(hn::Set(FloatTag(), 2.0F)),
-        fixed(hn::Set(FloatTag(), 0x1p15F)) {}
+        v_random(hn::Set(BitsTag(), (1U << kQ8VFraction) - 1)),
+        v_bias(hn::BitCast(BitsTag(), hn::Set(FloatTag(), kQ8VBias))) {}
 
   HWY_INLINE void hide() {
 #if HWY_COMPILER_GCC || HWY_COMPILER_CLANG
@@ -75,7 +76,8 @@ struct Q8Bits {
   PairVector ones;    // of bytes
   PairVector lower, upper, byte_signs;
   BitsVector even, odd, m_random;
-  FloatVector two, fixed;
+  FloatVector two;
+  BitsVector v_random, v_bias;
 };
 
 // The even and the odd elements of a PairTag vector.
@@ -170,10 +172,10 @@ HWY_INLINE PairVector at_least_one(const Q8Bits& c, PairVector bytes) {
   return hn::BitCast(PairTag(), hn::Max(hn::BitCast(tag, bytes), hn::BitCast(tag, c.ones)));
 }
 
-// Of one group's words, which are codes of v, the squares.
-HWY_INLINE EvenOdd<FloatVector> squared_steps(const Q8Bits& c, PairVector codes) {
-  const EvenOdd<BitsVector> squares = lower_halves(c, hn::Mul(codes, codes));
-  return {floats_of(squares.even), floats_of(squares.odd)};
+// Of one group's words, which are codes of v.
+HWY_INLINE EvenOdd<FloatVector> v_steps(const Q8Bits& c, PairVector codes) {
+  const EvenOdd<BitsVector> numbers = lower_halves(c, codes);
+  return {floats_of(numbers.even), floats_of(numbers.odd)};
 }
 
 // The group's words have the corrections in their upper bytes.
@@ -201,6 +203,13 @@ HWY_INLINE Vector infinite_nans(Tag tag, Vector values) {
 #else
   return hn::IfThenElse(hn::IsNaN(values), infinity, values);
 #endif
+}
+
+// NaNs whose lower bits are zero, instead of any.
+template <class Tag, class Vector = hn::Vec<Tag>>
+HWY_INLINE Vector plain_nans(Tag tag, Vector values) {
+  const Vector nan = hn::Set(tag, std::numeric_limits<float>::quiet_NaN());
+  return hn::IfThenElse(hn::IsNaN(values), nan, values);
 }
 
 // Weights rounded by the lower bytes of `random`, in 32 bits: the upper part, then the correction
@@ -248,20 +257,21 @@ HWY_INLINE PairVector encode_m(const Q8Bits& c,
   return with_sign_of(c, upper, hn::ShiftLeft<6>(upper));
 }
 
-// x of q8.hpp, in units of 1/256 in the lower 16 bits.
-HWY_INLINE BitsVector root_steps(const Q8Bits& c, FloatVector root, FloatVector factor) {
-  return hn::BitCast(BitsTag(), hn::MulAdd(root, factor, c.fixed));
-}
-
-// Codes of v in the upper bytes of words, whose lower bytes are not zero; rounded by the upper
-// bytes of `random`.
+// Codes of v in the upper bytes of words.
 HWY_INLINE PairVector encode_root(const Q8Bits& c,
                                   const EvenOdd<FloatVector>& root,
                                   FloatVector factor,
                                   PairVector random) {
-  const PairVector fixed =
-      pairs_of_lower(c, {root_steps(c, root.even, factor), root_steps(c, root.odd, factor)});
-  return hn::Add(fixed, hn::ShiftRight<8>(random));
+  const BitsTag tag;
+  const BitsVector word = hn::BitCast(tag, random);
+  const BitsVector even_bias = hn::OrAnd(c.v_bias, word, c.v_random);
+  const BitsVector odd_bias = hn::Or(c.v_bias, hn::ShiftRight<32 - kQ8VFraction>(word));
+  const auto biased = [&](FloatVector values, BitsVector bias) {
+    return hn::BitCast(tag, hn::MulAdd(values, factor, hn::BitCast(FloatTag(), bias)));
+  };
+  const BitsVector even = hn::ShiftRight<kQ8VFraction - 8>(biased(root.even, even_bias));
+  const BitsVector odd = hn::ShiftLeft<24 - kQ8VFraction>(biased(root.odd, odd_bias));
+  return hn::BitCast(PairTag(), hn::IfVecThenElse(c.odd, odd, even));
 }
 
 #endif  // HEADRACE_OPTIM_CPU_Q8_VECTORS

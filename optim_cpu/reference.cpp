@@ -155,7 +155,7 @@ struct Q8Element {
   float p, m, root;
 };
 
-// What a group's codes, those of v squared, are multiplied with.
+// What a group's codes are multiplied with.
 struct Q8Factors {
   float m, v;
 };
@@ -168,9 +168,9 @@ float q8_update_element(const Q8Constants& c,
                         std::uint8_t v_code,
                         Q8Element& e) {
   e.m = std::fma(q8_m_steps(m_code), factors.m, c.m_gradient * gradient);
-  const std::uint16_t steps = q8_root_steps(v_code);
-  const float kept = static_cast<float>(steps * steps) * factors.v;
-  e.root = std::sqrt(std::fma(c.v_gradient * gradient, gradient, kept));
+  const float h = c.v_gradient * gradient;
+  const float s = static_cast<float>(q8_root_steps(v_code)) * factors.v;
+  e.root = std::sqrt(std::fma(h, h, s * s));
   const float u = e.m / std::fma(e.root, c.inverse_step, c.eps);
   e.p = std::fma(c.decay, e.p, -u);
   return u;
@@ -187,7 +187,7 @@ void q8_reference_group(const Q8Span& span,
       planes.scales + static_cast<std::size_t>(begin / kQ8GroupElements) * sizeof(Q8Scales);
   Q8Scales scales;
   std::memcpy(&scales, scale_bytes, sizeof(scales));
-  const Q8Factors factors{.m = scales.m * c.m_keep, .v = (scales.root * scales.root) * c.v_keep};
+  const Q8Factors factors{.m = scales.m * c.m_keep, .v = scales.root * c.v_keep};
   scales = {};
   std::array<Q8Element, kQ8GroupElements> updated = {};
   std::array<float, kQ8GroupElements> changes = {};
@@ -207,7 +207,7 @@ void q8_reference_group(const Q8Span& span,
   }
   std::memcpy(scale_bytes, &scales, sizeof(scales));
   const float m_factor = q8_encode_factor(scales.m, kQ8MSteps);
-  const float root_factor = q8_encode_factor(scales.root, kQ8VCodeMax);
+  const float root_factor = q8_encode_factor(scales.root, kQ8VSteps);
   const std::int64_t first_element = span.tensor_begin + begin;
   const RoundingKey key = rounding_key(span.origin, first_element);
   for (std::int64_t i = 0; i < elements; ++i) {
@@ -218,7 +218,7 @@ void q8_reference_group(const Q8Span& span,
     span.high[begin + i] = weight.high;
     planes.correction[byte] = weight.correction;
     planes.m[byte] = q8_encode_m(e.m, m_factor, q8_m_bits(key, first_element + i));
-    planes.v[byte] = q8_encode_root(e.root, root_factor, static_cast<std::uint8_t>(second >> 8U));
+    planes.v[byte] = q8_encode_root(e.root, root_factor, q8_v_bits(second, first_element + i));
     if (span.decoded != nullptr) {
       span.decoded[begin + i] = join_weight(weight);
     }

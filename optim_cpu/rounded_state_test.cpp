@@ -114,6 +114,52 @@ TEST(RoundedState, SecondMomentsDecayToTheirRightValue) {
   }
 }
 
+// Where the group's largest stays and the others get no gradient: a code that falls by much less
+// than a step an update must follow as well. (Below two steps it cannot: one is the least.)
+TEST(RoundedState, SmallSecondMomentsDecayBesideALargeOne) {
+  const FlushToZeroScope flush_to_zero;
+  constexpr std::size_t kElements = 4096;
+
+  struct Case {
+    double steps, beta2;
+    int updates;
+  };
+
+  for (const Optimizer* format : rounded_formats()) {
+    for (const Case one : {Case{4.0, 0.999, 400}, Case{30.0, 0.9999, 1000}}) {
+      constexpr float kLargest = 1e-2F;
+      Trial trial(*format, std::vector<float>(kElements, 1.0F));
+      std::vector<float> gradient(kElements);
+      std::vector<float> v(kElements);
+      for (std::size_t i = 0; i < kElements; ++i) {
+        const bool largest = i % 32 == 0;
+        const auto root = static_cast<float>(kLargest * (largest ? 1.0 : one.steps / 255));
+        v[i] = root * root;
+        gradient[i] = largest ? kLargest : 0.0F;
+      }
+      std::vector<float> weights(kElements, 1.0F);
+      std::vector<float> zeros(kElements);
+      write_state(*format, trial.memory(), 0, {.param = weights, .m = zeros, .v = v});
+      UpdateScalars scalars{.lr = 1e-7, .beta1 = 0.9, .beta2 = one.beta2, .seed = 7};
+      for (scalars.update_count = 1; scalars.update_count <= one.updates; ++scalars.update_count) {
+        trial.update(gradient, scalars);
+      }
+      const auto values = trial.read();
+      double sum = 0;
+      double count = 0;
+      for (std::size_t i = 0; i < kElements; ++i) {
+        if (i % 32 != 0) {
+          sum += std::sqrt(static_cast<double>(values.v[i]));
+          ++count;
+        }
+      }
+      const double steps = sum / count / kLargest * 255;
+      const double exact = one.steps * std::pow(one.beta2, one.updates / 2.0);
+      EXPECT_NEAR(steps / exact, 1.0, 0.02) << format->state << ", " << one.steps << " steps";
+    }
+  }
+}
+
 // 1,000 updates by noisy gradients of magnitudes that differ within a group: the weights go where
 // those of double arithmetic go.
 double relative_weight_error(const Optimizer& format, double spread, std::uint64_t seed) {

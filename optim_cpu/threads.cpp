@@ -91,6 +91,13 @@ void Threads::run(std::int64_t count, Within within, RangeBody body) {
                   "a range lies within what it is part of");
   HEADRACE_ASSERT(!impl_->in_use.exchange(true), "one caller at a time");
 
+  // Even where oneTBB has no memory and throws.
+  struct Release {
+    std::atomic<bool>& in_use;
+
+    ~Release() { in_use.store(false); }
+  } const release{impl_->in_use};
+
   // What the caller wrote before `begun` is seen by the workers, what they wrote before `done` by
   // the caller: stated here, not left to the library.
   struct Work {
@@ -113,7 +120,6 @@ void Threads::run(std::int64_t count, Within within, RangeBody body) {
       },
       &work);
   HEADRACE_ASSERT(work.done.load(std::memory_order_acquire) == count, "every index was done once");
-  impl_->in_use.store(false);
 }
 
 }  // namespace headrace::optim

@@ -1,8 +1,8 @@
 /* headrace's CPU optimizer for other programs: plain pointers, sizes and error codes. C99.
  *
- * One call updates one tensor, or a part of one, in place and in one pass over memory: AdamW with
- * decoupled weight decay, by the order of operations that optim_cpu/adamw.hpp states, in one of
- * three state formats. The same call with the same arguments gives the same bits on every processor
+ * One call updates one tensor in place and in one pass over memory: AdamW with decoupled weight
+ * decay, in one of three state formats, by the order of operations that optim_cpu/adamw.hpp states
+ * (HEADRACE_STATE_Q8: optim_cpu/adamw_q8.hpp). The same call with the same arguments gives the same bits on every processor
  * and with any number of threads.
  *
  * Stability: functions and structs of this header keep their meaning; new fields come at the end of
