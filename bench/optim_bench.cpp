@@ -3,8 +3,9 @@
 // The yardstick is a stream of Adam's own shape: it reads four arrays and writes three of them in
 // place, with next to no arithmetic. Everything is timed in one interleaved run, since a machine's
 // bandwidth drifts; the median of the repetitions is printed, with the fastest and the slowest.
-// Bytes are those that must move (reads and writes, without write-allocation: all writes are in
-// place). Memory asks for huge pages. Threads: the optimizer's; the main one works with them.
+// Bytes are those that must move (reads and writes, without write-allocation: all writes but those
+// of decoding are in place). Memory asks for huge pages. Threads: the optimizer's; the main one
+// works with them.
 //
 //   optim_bench [threads] [million parameters] [repetitions] [only] [json]
 //
@@ -32,6 +33,7 @@
 
 #include "core/dtype.hpp"
 #include "core/error.hpp"
+#include "optim_cpu/convert.hpp"
 #include "optim_cpu/gradient.hpp"
 #include "optim_cpu/optimizers.hpp"
 #include "optim_cpu/targets.hpp"
@@ -352,6 +354,7 @@ class Cases {
     add_small_tensors();
     add_collection();
     add_complete_update();
+    add_decoding();
   }
 
   [[nodiscard]] std::vector<Case>& all() { return cases_; }
@@ -525,6 +528,22 @@ class Cases {
             return [this, updater] { updater->run(threads_, clip_scale(2.0, 1.0)); };
           });
     }
+  }
+
+  // What a tile of "q8" costs that is used without an update, on a device that computes in fp32.
+  void add_decoding() {
+    const Optimizer& optimizer = *find_optimizer("adamw", "q8");
+    add("decode q8 weights", settings_.elements(), 7, [&]() -> std::function<void()> {
+      const Memory::Tile tile = memory_.tile(optimizer);
+      const auto weights = std::make_shared<Pages>(settings_.elements() * 4);
+      return [this, tile, weights, &optimizer] {
+        read_weights(
+            optimizer,
+            {.param = tile.param, .state = tile.state, .tile_elements = settings_.elements()},
+            weights->as<float>(),
+            threads_);
+      };
+    });
   }
 
   const Settings& settings_;

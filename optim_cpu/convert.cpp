@@ -1,4 +1,4 @@
-// Plain loops over elements, and over groups for "q8".
+// Plain loops over elements, and over groups for "q8", whose weights have a kernel.
 
 #include "optim_cpu/convert.hpp"
 
@@ -11,6 +11,7 @@
 #include "core/dtype.hpp"
 #include "optim_cpu/adamw.hpp"
 #include "optim_cpu/adamw_q8.hpp"
+#include "optim_cpu/decode_q8.hpp"
 #include "optim_cpu/q8.hpp"
 #include "optim_cpu/weights.hpp"
 
@@ -76,11 +77,7 @@ struct Q8Place {
   }
 };
 
-void read_group(const Q8Place& place, const StateValues& values) {
-  for (std::size_t i = 0; i < values.param.size(); ++i) {
-    values.param[i] = join_weight(ShortSplitWeight{
-        .high = place.high[i], .correction = place.planes.correction[place.byte(i)]});
-  }
+void read_group_moments(const Q8Place& place, const StateValues& values) {
   Q8Scales scales;
   std::memcpy(&scales, place.scales, sizeof(scales));
   for (std::size_t i = 0; i < values.m.size(); ++i) {
@@ -135,6 +132,16 @@ void for_each_group(const TileMemory& tile,
   }
 }
 
+void read_q8(const TileMemory& tile, std::int64_t begin, const StateValues& values) {
+  decode_q8_weights({.high = reinterpret_cast<const std::uint16_t*>(tile.param) + begin,
+                     .correction = q8_planes(tile.state, tile.tile_elements).correction + begin,
+                     .weights = values.param.data(),
+                     .elements = static_cast<std::int64_t>(values.param.size())});
+  if (!values.m.empty()) {
+    for_each_group(tile, begin, values, read_group_moments);
+  }
+}
+
 void check(const Optimizer& format, const TileMemory& tile, std::int64_t begin, std::size_t count) {
   HEADRACE_ASSERT(begin >= 0 && static_cast<std::int64_t>(count) <= tile.tile_elements - begin,
                   "a range lies within its tile");
@@ -151,11 +158,28 @@ void read_state(const Optimizer& format,
   HEADRACE_ASSERT(values.m.size() == values.v.size(), "both moments or none");
   HEADRACE_ASSERT(values.m.empty() || values.m.size() == values.param.size(), "one length");
   if (is_q8(format)) {
-    for_each_group(tile, begin, values, read_group);
+    read_q8(tile, begin, values);
   } else {
     const auto elements = static_cast<std::int64_t>(values.param.size());
     read_planes(planar_span(format, tile, begin, elements), values);
   }
+}
+
+void read_weights(const Optimizer& format,
+                  const TileMemory& tile,
+                  float* weights,
+                  Threads& threads) {
+  constexpr std::int64_t kPartElements = kQ8StreamedElements;  // whole groups
+  const std::int64_t parts = (tile.tile_elements + kPartElements - 1) / kPartElements;
+  threads.parallel_for_ranges(parts, [&](std::int64_t first, std::int64_t last) {
+    const std::int64_t begin = first * kPartElements;
+    const std::int64_t end = std::min(last * kPartElements, tile.tile_elements);
+    read_state(
+        format,
+        tile,
+        begin,
+        {.param = {weights + begin, static_cast<std::size_t>(end - begin)}, .m = {}, .v = {}});
+  });
 }
 
 void write_state(const Optimizer& format,

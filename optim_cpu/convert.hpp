@@ -1,10 +1,11 @@
-// Optimizer state as floats, from and to any format: for import, export and conversion of stores.
+// Optimizer state as floats, from and to any format: for devices that compute with floats, import,
+// export and conversion of stores.
 //
 // Invariants: reading a tile of state "fp32" and writing it to another of "fp32" (either compute
 // dtype) keeps every bit; so does reading and writing "bf16", and "q8" but for v, whose scale may
 // move by units in its last place. Writing rounds to nearest, since it happens once. Threads: free
-// functions on the calling thread; ranges that do not overlap (and, for "q8", share no group) may
-// be written at once. Failure: none; programmers' errors abort.
+// functions on the calling thread, but for read_weights; ranges that do not overlap (and, for "q8",
+// share no group) may be written at once. Failure: none; programmers' errors abort.
 #pragma once
 
 #include <cstddef>
@@ -12,6 +13,7 @@
 #include <span>
 
 #include "optim_cpu/optimizers.hpp"
+#include "optim_cpu/threads.hpp"
 #include "optim_cpu/update.hpp"
 
 namespace headrace::optim {
@@ -34,6 +36,12 @@ void read_state(const Optimizer& format,
                 const TileMemory& tile,
                 std::int64_t begin,
                 const StateValues& values);
+
+// All weights of a tile: tile.tile_elements floats.
+void read_weights(const Optimizer& format,
+                  const TileMemory& tile,
+                  float* weights,
+                  Threads& threads);
 
 // All three spans. A group that is written in part keeps the bytes of its other elements: write
 // whole tensors, or parts that begin and end with groups.

@@ -23,15 +23,23 @@ HWY_BEFORE_NAMESPACE();
 
 namespace headrace::optim::HWY_NAMESPACE {
 
-// A vector of one element has no pairs, and the arithmetic is fused.
+// A vector of one element has no pairs.
+#undef HEADRACE_OPTIM_CPU_Q8_PAIRS
+#if HWY_TARGET != HWY_SCALAR
+#define HEADRACE_OPTIM_CPU_Q8_PAIRS 1
+#else
+#define HEADRACE_OPTIM_CPU_Q8_PAIRS 0
+#endif
+
+// The arithmetic of an update is fused.
 #undef HEADRACE_OPTIM_CPU_Q8_VECTORS
-#if HWY_TARGET != HWY_SCALAR && HWY_NATIVE_FMA
+#if HEADRACE_OPTIM_CPU_Q8_PAIRS && HWY_NATIVE_FMA
 #define HEADRACE_OPTIM_CPU_Q8_VECTORS 1
 #else
 #define HEADRACE_OPTIM_CPU_Q8_VECTORS 0
 #endif
 
-#if HEADRACE_OPTIM_CPU_Q8_VECTORS
+#if HEADRACE_OPTIM_CPU_Q8_PAIRS
 
 using PairTag = hn::Repartition<std::uint16_t, FloatTag>;  // two elements in each float's lane
 using SignedPairTag = hn::RebindToSigned<PairTag>;
@@ -274,7 +282,7 @@ HWY_INLINE PairVector encode_root(const Q8Bits& c,
   return hn::BitCast(PairTag(), hn::IfVecThenElse(c.odd, odd, even));
 }
 
-#endif  // HEADRACE_OPTIM_CPU_Q8_VECTORS
+#endif  // HEADRACE_OPTIM_CPU_Q8_PAIRS
 
 }  // namespace headrace::optim::HWY_NAMESPACE
 

@@ -251,6 +251,13 @@ void adamw_q8_reference_blocks(const TileUpdate& tile,
   });
 }
 
+void decode_q8_weights_reference(const Q8WeightSpan& span) {
+  for (std::int64_t i = 0; i < span.elements; ++i) {
+    span.weights[i] = join_weight(
+        ShortSplitWeight{.high = span.high[i], .correction = span.correction[q8_byte(i)]});
+  }
+}
+
 BlockSum collect_block_reference(const GradientSpan& span) {
   SquareLanes lanes = {};
   BlockSum block;

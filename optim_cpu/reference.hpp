@@ -7,6 +7,7 @@
 
 #include "optim_cpu/adamw.hpp"
 #include "optim_cpu/adamw_q8.hpp"
+#include "optim_cpu/decode_q8.hpp"
 #include "optim_cpu/gradient.hpp"
 #include "optim_cpu/update.hpp"
 
@@ -20,6 +21,8 @@ UpdateStats adamw_q8_reference(const Q8Span& span, const Q8Constants& constants)
 void adamw_q8_reference_blocks(const TileUpdate& tile,
                                BlockRange range,
                                std::span<UpdateStats> stats);
+
+void decode_q8_weights_reference(const Q8WeightSpan& span);
 
 [[nodiscard]] BlockSum collect_block_reference(const GradientSpan& span);
 

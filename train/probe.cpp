@@ -25,6 +25,7 @@
 #include "core/system.hpp"
 #include "core/threads.hpp"
 #include "kernels/kernels.hpp"
+#include "optim_cpu/convert.hpp"
 #include "optim_cpu/optimizers.hpp"
 #include "optim_cpu/threads.hpp"
 #include "scheduler/exec/state_format.hpp"
@@ -164,10 +165,10 @@ plan::UpdateRates update_rates(const plan::StateFormat& format,
   if (format.decoded) {
     auto* weights = reinterpret_cast<float*>(take(params * kFloatBytes));
     rates.decode_params_per_s = best_rate(kShortTime, work, [&] {
-      exec::decode_weights(optimizer,
-                           {.param = tile.param, .state = tile.state, .tile_elements = params},
-                           weights,
-                           team);
+      optim::read_weights(optimizer,
+                          {.param = tile.param, .state = tile.state, .tile_elements = params},
+                          weights,
+                          team);
     });
     tile.decoded = weights;
     rates.update_decoded_params_per_s = best_rate(kShortTime, work, update);

@@ -2,8 +2,8 @@
  *
  * One call updates one tensor in place and in one pass over memory: AdamW with decoupled weight
  * decay, in one of three state formats, by the order of operations that optim_cpu/adamw.hpp states
- * (HEADRACE_STATE_Q8: optim_cpu/adamw_q8.hpp). The same call with the same arguments gives the same bits on every processor
- * and with any number of threads.
+ * (HEADRACE_STATE_Q8: optim_cpu/adamw_q8.hpp). The same call with the same arguments gives the same
+ * bits on every processor and with any number of threads.
  *
  * Stability: functions and structs of this header keep their meaning; new fields come at the end of
  * a struct, whose `struct_size` says what the caller knows. Threads: a context is used by one

@@ -3,6 +3,7 @@
 #include <cstring>
 
 #include "core/assert.hpp"
+#include "optim_cpu/convert.hpp"
 #include "scheduler/exec/executor_impl.hpp"
 #include "scheduler/exec/state_format.hpp"
 
@@ -345,10 +346,11 @@ void ExecutorImpl::launch_decode(const Instruction& instruction, std::uint64_t n
   const optim::Optimizer* optimizer = optimizer_;
   queue_of(instruction)
       .submit({.name = "decode", .reads = reads, .writes = {&writes, 1}, .id = number}, [=] {
-        decode_weights(*optimizer,
-                       {.param = param.data(), .state = state.data(), .tile_elements = elements},
-                       reinterpret_cast<float*>(weights.data()),
-                       *threads);
+        optim::read_weights(
+            *optimizer,
+            {.param = param.data(), .state = state.data(), .tile_elements = elements},
+            reinterpret_cast<float*>(weights.data()),
+            *threads);
       });
 }
 

@@ -2,8 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "core/assert.hpp"
 #include "core/dtype.hpp"
 
@@ -52,21 +50,6 @@ const optim::Optimizer& optimizer_of(const plan::StateFormat& format) {
   const optim::Optimizer* optimizer = optim::find_optimizer(kOptimizerName, format.name, kCompute);
   HEADRACE_ASSERT(optimizer != nullptr, "a state format of the optimizer's table");
   return *optimizer;
-}
-
-void decode_weights(const optim::Optimizer& optimizer,
-                    const optim::TileMemory& tile,
-                    float* weights,
-                    optim::Threads& threads) {
-  constexpr std::int64_t kPartElements = 16384;  // whole groups
-  threads.parallel_for(
-      (tile.tile_elements + kPartElements - 1) / kPartElements, [&](std::int64_t part) {
-        const std::int64_t begin = part * kPartElements;
-        const auto count =
-            static_cast<std::size_t>(std::min(kPartElements, tile.tile_elements - begin));
-        optim::read_state(
-            optimizer, tile, begin, {.param = {weights + begin, count}, .m = {}, .v = {}});
-      });
 }
 
 std::string layout_tag(const plan::StateFormat& format) {

@@ -11,9 +11,7 @@
 #include <string_view>
 #include <vector>
 
-#include "optim_cpu/convert.hpp"
 #include "optim_cpu/optimizers.hpp"
-#include "optim_cpu/threads.hpp"
 #include "scheduler/plan/state_format.hpp"
 
 namespace headrace::exec {
@@ -26,12 +24,6 @@ namespace headrace::exec {
 
 // The format's entry in the optimizer's table.
 [[nodiscard]] const optim::Optimizer& optimizer_of(const plan::StateFormat& format);
-
-// All weights of a tile as floats: what `kDecode` does. The probe measures it.
-void decode_weights(const optim::Optimizer& optimizer,
-                    const optim::TileMemory& tile,
-                    float* weights,
-                    optim::Threads& threads);
 
 [[nodiscard]] std::string layout_tag(const plan::StateFormat& format);
 
