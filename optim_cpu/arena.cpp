@@ -41,23 +41,6 @@ namespace headrace::optim {
 
 namespace {
 
-class ScopedFlushToZero {
- public:
-  ScopedFlushToZero() {
-    std::fegetenv(&saved_);
-    std::fesetround(FE_TONEAREST);
-    set_flush_to_zero();
-  }
-
-  ~ScopedFlushToZero() { std::fesetenv(&saved_); }
-
-  ScopedFlushToZero(const ScopedFlushToZero&) = delete;
-  ScopedFlushToZero& operator=(const ScopedFlushToZero&) = delete;
-
- private:
-  std::fenv_t saved_{};
-};
-
 // Where the calling thread ran before an arena bound it; nothing: it is not bound. A worker that is
 // still inside when its arena ends is not told that it leaves: it goes free at the next arena.
 thread_local std::optional<CoreMask> own_cores;
@@ -195,7 +178,8 @@ struct Arena::Impl {
       more_workers.emplace(tbb::global_control::max_allowed_parallelism,
                            static_cast<std::size_t>(threads));
     }
-    const ScopedFlushToZero captured_by_the_arena;
+    const FlushToZeroScope captured_by_the_arena;
+    std::fesetround(FE_TONEAREST);
     arena.initialize();
     observer.emplace(arena, seats);
   }

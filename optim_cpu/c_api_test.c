@@ -114,6 +114,14 @@ static void wrong_arguments_are_said(headrace_optim_context* context) {
   EXPECT(headrace_adamw_update(context, &settings, &tensor, NULL) == HEADRACE_INVALID_ARGUMENT);
   EXPECT(strstr(headrace_optim_explain(context), "step") != NULL);
   settings = usual_settings();
+  settings.lr = -1e-3;
+  EXPECT(headrace_adamw_update(context, &settings, &tensor, NULL) == HEADRACE_INVALID_ARGUMENT);
+  EXPECT(strstr(headrace_optim_explain(context), "negative") != NULL);
+  settings = usual_settings();
+  settings.eps = -1e-8;
+  EXPECT(headrace_adamw_update(context, &settings, &tensor, NULL) == HEADRACE_INVALID_ARGUMENT);
+  EXPECT(strstr(headrace_optim_explain(context), "negative") != NULL);
+  settings = usual_settings();
   tensor.elements = 0; /* nothing to do is not an error */
   EXPECT(headrace_adamw_update(context, &settings, &tensor, NULL) == HEADRACE_OK);
   EXPECT(headrace_optim_state_bytes(HEADRACE_STATE_Q8, HEADRACE_F32, 32) == 0);

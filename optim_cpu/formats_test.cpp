@@ -527,40 +527,8 @@ TEST(Formats, EveryPointerOffsetGivesTheReferencesBits) {
   }
 }
 
-// The promise of state "fp32": a bf16 weight and what is missing are the fp32 master, bit for bit,
-// and its moments are the same.
-TEST(Formats, SplitWeightsAreTheFp32MasterBitForBit) {
-  const FlushToZeroScope flush_to_zero;
-  const std::uint64_t seed = test_seed();
-  const auto read = [](const Optimizer& format, Placed& placed) {
-    const auto elements = static_cast<std::size_t>(placed.segment.elements);
-    std::vector<float> values(3 * elements);
-    const std::span all(values);
-    read_state(format,
-               {.param = placed.param.data(),
-                .state = placed.state.data(),
-                .tile_elements = placed.segment.elements},
-               0,
-               {.param = all.first(elements),
-                .m = all.subspan(elements, elements),
-                .v = all.last(elements)});
-    return values;
-  };
-  for (const char* state : {"fp32", "bf16"}) {
-    const Optimizer& whole = *find_optimizer("adamw", state, Dtype::kF32);
-    const Optimizer& split = *find_optimizer("adamw", state, Dtype::kBf16);
-    Placed one(whole, std::mt19937_64(seed), 5000, Dtype::kBf16, {});
-    Placed two(split, std::mt19937_64(seed), 5000, Dtype::kBf16, {});
-    for (int update = 0; update < 100; ++update) {
-      EXPECT_EQ(one.update(whole.update_blocks, nullptr), two.update(split.update_blocks, nullptr));
-      ++one.segment.scalars.update_count;
-      ++two.segment.scalars.update_count;
-    }
-    EXPECT_EQ(read(whole, one), read(split, two)) << state;
-  }
-}
-
-std::vector<float> weights_of(const Optimizer& format, Placed& placed) {
+// Weights, then m, then v.
+std::vector<float> values_of(const Optimizer& format, Placed& placed) {
   const auto elements = static_cast<std::size_t>(placed.segment.elements);
   std::vector<float> values(3 * elements);
   const std::span all(values);
@@ -572,7 +540,31 @@ std::vector<float> weights_of(const Optimizer& format, Placed& placed) {
              {.param = all.first(elements),
               .m = all.subspan(elements, elements),
               .v = all.last(elements)});
-  values.resize(elements);
+  return values;
+}
+
+// The promise of state "fp32": a bf16 weight and what is missing are the fp32 master, bit for bit,
+// and its moments are the same.
+TEST(Formats, SplitWeightsAreTheFp32MasterBitForBit) {
+  const FlushToZeroScope flush_to_zero;
+  const std::uint64_t seed = test_seed();
+  for (const char* state : {"fp32", "bf16"}) {
+    const Optimizer& whole = *find_optimizer("adamw", state, Dtype::kF32);
+    const Optimizer& split = *find_optimizer("adamw", state, Dtype::kBf16);
+    Placed one(whole, std::mt19937_64(seed), 5000, Dtype::kBf16, {});
+    Placed two(split, std::mt19937_64(seed), 5000, Dtype::kBf16, {});
+    for (int update = 0; update < 100; ++update) {
+      EXPECT_EQ(one.update(whole.update_blocks, nullptr), two.update(split.update_blocks, nullptr));
+      ++one.segment.scalars.update_count;
+      ++two.segment.scalars.update_count;
+    }
+    EXPECT_EQ(values_of(whole, one), values_of(split, two)) << state;
+  }
+}
+
+std::vector<float> weights_of(const Optimizer& format, Placed& placed) {
+  std::vector<float> values = values_of(format, placed);
+  values.resize(values.size() / 3);
   return values;
 }
 
@@ -585,7 +577,7 @@ TEST(Formats, ALearningRateOfZeroLeavesEveryWeight) {
       const ForcedTarget forced(target);
       for (const bool without_state : {false, true}) {
         Placed placed(format, std::mt19937_64(seed), 1030, Dtype::kBf16, {});
-        placed.segment.scalars.lr = 0.0;
+        placed.segment.scalars.lr = without_state ? -0.0 : 0.0;
         if (without_state) {
           std::fill_n(placed.gradient.data(), 1030 * 2, std::byte{0});
           std::fill_n(placed.state.data(), format.state_bytes(1030), std::byte{0});

@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cfenv>
 #include <chrono>
 #include <cstdint>
 #include <mutex>
@@ -96,6 +97,19 @@ TEST(Threads, EveryThreadFlushesSubnormalsAndTheCallerGetsItsModeBack) {
       EXPECT_FALSE(flush_to_zero_is_set());
     }
   }
+}
+
+// Whoever made them may round another way.
+TEST(Threads, EveryThreadRoundsToNearest) {
+  ASSERT_EQ(std::fesetround(FE_UPWARD), 0);
+  const auto threads = Threads::create(3).value();
+  std::atomic<int> others{0};
+  threads->parallel_for(1000, [&](std::int64_t /*index*/) {
+    others.fetch_add(std::fegetround() == FE_TONEAREST ? 0 : 1);
+  });
+  EXPECT_EQ(std::fegetround(), FE_UPWARD) << "the caller gets its mode back";
+  std::fesetround(FE_TONEAREST);
+  EXPECT_EQ(others.load(), 0);
 }
 
 TEST(Threads, SeveralArenasWorkAtOnce) {

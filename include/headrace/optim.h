@@ -71,9 +71,9 @@ HEADRACE_API size_t headrace_optim_state_bytes(headrace_state_format format,
 /* AdamW's settings for one step. */
 typedef struct headrace_adamw {
   size_t struct_size;  /* sizeof(headrace_adamw) */
-  double lr;           /* scheduled */
+  double lr;           /* scheduled; >= 0 */
   double beta1, beta2; /* in [0, 1) */
-  double eps;
+  double eps;          /* >= 0 */
   double weight_decay;
   int64_t step;      /* of this update, from 1 */
   double grad_scale; /* every gradient is multiplied by it: the clip factor, or 1 */
