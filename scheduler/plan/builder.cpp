@@ -17,7 +17,8 @@ std::uint64_t tile_content(int unit, int tile) {
   return piece_content(unit, tile) | std::uint64_t{1} << 63;
 }
 
-Builder::Builder(const BuilderInputs& inputs, std::string name) : in_(inputs) {
+Builder::Builder(const BuilderInputs& inputs, std::string name)
+    : in_(inputs), pricer_(inputs.model, inputs.settings, inputs.machine, inputs.plan) {
   program_.name = std::move(name);
   slots_.resize(in_.layout.weight_slots.size());
   for (const UnitPlan& unit : in_.plan.units) {
@@ -445,7 +446,7 @@ Instruction Builder::make(
 }
 
 int Builder::emit(Instruction instruction) {
-  price(instruction);
+  pricer_.price(instruction);
   program_.instructions.push_back(std::move(instruction));
   return static_cast<int>(program_.instructions.size()) - 1;
 }

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "scheduler/plan/choices.hpp"
+#include "scheduler/plan/price.hpp"
 
 namespace headrace::plan {
 
@@ -126,11 +127,9 @@ class Builder {
   int emit(Instruction instruction);
   [[nodiscard]] Instruction make(
       InstructionKind kind, QueueKind queue, int unit, int index, int micro_batch) const;
-  void price(Instruction& instruction) const;
-  [[nodiscard]] double link_rate(const Instruction& instruction) const;
-  [[nodiscard]] double compute_seconds(const Instruction& instruction) const;
 
   const BuilderInputs in_;
+  const Pricer pricer_;
   Program program_;
   bool held_ = false;
   std::vector<std::vector<char>> updated_;  // [unit][tile] in this program

@@ -1,10 +1,8 @@
-// The Builder's data movement: weights to the device, tiles through the optimizer, gradients home;
-// and the price of each instruction.
+// The Builder's data movement: weights to the device, tiles through the optimizer, gradients home.
 #include <algorithm>
 
 #include "core/assert.hpp"
 #include "scheduler/plan/builder.hpp"
-#include "scheduler/plan/rates.hpp"
 
 namespace headrace::plan {
 
@@ -304,112 +302,6 @@ void Builder::collect(int unit, const TileSpec& tile, int tile_index, const Rang
   instruction.accesses = {in_place ? update(source) : read(source),
                           in_place ? update(target) : write(target)};
   emit(std::move(instruction));
-}
-
-// ---- prices ----
-
-namespace {
-
-constexpr std::size_t kDecodedOperand = 3;  // of kUpdate (program.hpp)
-
-double capped(double rate, const std::optional<double>& cap) {
-  return cap ? std::min(rate, *cap) : rate;
-}
-
-}  // namespace
-
-// Seconds and link bytes from the machine's rates; a rate that was not measured is taken as a
-// modest desktop's (plan.notes says so).
-void Builder::price(Instruction& instruction) const {
-  const double first_bytes =
-      instruction.accesses.empty() ? 0 : static_cast<double>(instruction.accesses.front().bytes);
-  switch (instruction.queue) {
-    case QueueKind::kNvme:
-    case QueueKind::kH2d:
-    case QueueKind::kD2h:
-      instruction.link_bytes = static_cast<std::size_t>(first_bytes);
-      instruction.seconds = first_bytes / link_rate(instruction);
-      return;
-    case QueueKind::kCompute:
-    case QueueKind::kHost:
-      break;
-  }
-  const double memory = memory_rate(in_.machine);
-  const UpdateRates& rates = in_.plan.update_rates;
-  const auto elements = static_cast<double>(instruction.elements);
-  switch (instruction.kind) {
-    case InstructionKind::kGather:
-    case InstructionKind::kScatter:
-      instruction.seconds = 2 * static_cast<double>(in_.model.activation_bytes()) / memory;
-      break;
-    case InstructionKind::kSpread:
-    case InstructionKind::kAccumulate:
-    case InstructionKind::kCollect:
-      instruction.seconds = 2 * first_bytes / memory;
-      break;
-    case InstructionKind::kUpdate: {
-      const bool decodes = instruction.accesses[kDecodedOperand].buffer >= 0;
-      instruction.seconds =
-          elements / (decodes ? rates.update_decoded_params_per_s : rates.update_params_per_s);
-      break;
-    }
-    case InstructionKind::kDecode:
-      instruction.seconds = elements / rates.decode_params_per_s;
-      break;
-    default:
-      instruction.seconds = compute_seconds(instruction);
-      break;
-  }
-}
-
-double Builder::link_rate(const Instruction& instruction) const {
-  const MachineProfile& machine = in_.machine;
-  switch (instruction.kind) {
-    case InstructionKind::kReadParam:
-    case InstructionKind::kReadState:
-      return capped(rate_or(machine.nvme_read_bytes_per_s, 1e9), in_.settings.nvme_read_cap);
-    case InstructionKind::kWriteParam:
-    case InstructionKind::kWriteState:
-      return capped(rate_or(machine.nvme_write_bytes_per_s, 1e9), in_.settings.nvme_write_cap);
-    default:
-      return capped(
-          rate_or(machine.host_copy_bytes_per_s, 5e9),
-          instruction.queue == QueueKind::kH2d ? in_.settings.h2d_cap : in_.settings.d2h_cap);
-  }
-}
-
-double Builder::compute_seconds(const Instruction& instruction) const {
-  const double memory = memory_rate(in_.machine);
-  const double gemm = rate_or(in_.machine.gemm_fp32_flops_per_s, 50e9);
-  const auto forward = [&](const UnitCost& cost) {
-    return cost.forward_flops / gemm + cost.forward_bytes / memory;
-  };
-  const auto backward = [&](const UnitCost& cost) {
-    return cost.backward_flops / gemm + cost.backward_bytes / memory;
-  };
-  const UnitCost& unit = in_.model.units[static_cast<std::size_t>(instruction.unit)].cost;
-  const HeadSpec& head = in_.model.head;
-  // Row pieces cost what the first (a full one) does, by their share of its rows.
-  const auto share = [&] {
-    const RowPiece& piece = head.rows[static_cast<std::size_t>(instruction.index)];
-    return static_cast<double>(piece.rows) / static_cast<double>(head.rows.front().rows);
-  };
-  switch (instruction.kind) {
-    case InstructionKind::kForward:
-    case InstructionKind::kHeadBegin:
-      return forward(unit);
-    case InstructionKind::kBackward:
-      return backward(unit) + (instruction.recompute ? forward(unit) : 0);
-    case InstructionKind::kHeadEnd:
-      return backward(unit);
-    case InstructionKind::kHeadScore:
-    case InstructionKind::kHeadLogits:
-      return share() * forward(head.score);
-    case InstructionKind::kHeadGradient:
-      return share() * backward(head.gradient);
-    default:
-      return 0;  // the loss: a sum over rows
-  }
 }
 
 }  // namespace headrace::plan
