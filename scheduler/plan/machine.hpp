@@ -34,10 +34,20 @@ struct MachineProfile {
   double checksum_bytes_per_s = 0;                               // one core
   double nvme_read_bytes_per_s = 0;  // direct I/O on incompressible data, in the store's folder
   double nvme_write_bytes_per_s = 0;
-  double nvme_mixed_bytes_per_s = 0;      // reads + writes together, half of each
-  int nvme_io_depth = 0;                  // requests in flight that the drive needs
-  std::uint64_t nvme_request_bytes = 0;   // of each of them
-  std::uint64_t nvme_capacity_bytes = 0;  // of the folder's filesystem, for the drive's life
+  double nvme_mixed_bytes_per_s = 0;         // reads + writes together, half of each
+  double nvme_mixed_reads_bytes_per_s = 0;   // three bytes read for each written, together
+  double nvme_mixed_writes_bytes_per_s = 0;  // three bytes written for each read, together
+  int nvme_io_depth = 0;                     // requests in flight that the drive needs
+  std::uint64_t nvme_request_bytes = 0;      // of each of them
+  std::uint64_t nvme_capacity_bytes = 0;     // of the folder's filesystem, for the drive's life
+  // What a step sees: a rate while the other runs beside it, as a share of the rate alone. 0: not
+  // measured, taken as 1.
+  double compute_beside_nvme = 0;  // GEMM while the drive reads and writes half of each, with sums
+  double update_beside_nvme = 0;   // updates (fp32) at the same time
+  double nvme_beside_compute = 0;  // mixed reads and writes while GEMM runs
+  double nvme_beside_update = 0;
+  double compute_beside_copy = 0;  // GEMM while h2d and d2h copy (of the CPU's separate arena)
+  double copy_beside_compute = 0;
 };
 
 }  // namespace headrace::plan
