@@ -74,7 +74,7 @@ void Builder::evaluation() {
 }
 
 Program Builder::take() {
-  derive_waits(program_);
+  derive_waits(program_, in_.plan.buffers);
   return std::move(program_);
 }
 

@@ -74,7 +74,4 @@ inline constexpr std::size_t kMebibyte = std::size_t{1} << 20U;
 // "24MiB", rounded up: for a --set line.
 [[nodiscard]] std::string mebibytes(std::size_t bytes);
 
-// Simulates a program: fills queue times; returns the step's prediction (without variant name).
-[[nodiscard]] Prediction simulate(const Program& program);
-
 }  // namespace headrace::plan

@@ -247,7 +247,13 @@ TEST(Waits, OrderEveryConflictAndNoneTwice) {
   std::mt19937_64 random(seed);
   for (int round = 0; round < 200; ++round) {
     Program program = random_program(random, 40);
-    derive_waits(program);
+    // Disjoint, and of every kind of space.
+    const std::vector<Buffer> buffers = {
+        {.name = "a", .tier = MemoryTier::kHost, .offset = 0, .bytes = 16},
+        {.name = "b", .tier = MemoryTier::kHost, .offset = 16, .bytes = 16},
+        {.name = "c", .tier = MemoryTier::kDevice, .offset = 0, .bytes = 16},
+        {.name = "d", .tier = MemoryTier::kStore, .offset = 0, .bytes = 16}};
+    derive_waits(program, buffers);
     const Graph graph(program);
     for (std::size_t i = 0; i < program.instructions.size(); ++i) {
       for (std::size_t j = 0; j < i; ++j) {

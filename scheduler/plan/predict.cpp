@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "scheduler/plan/search.hpp"
+#include "scheduler/plan/simulate.hpp"
 
 namespace headrace::plan {
 
@@ -53,13 +54,17 @@ std::uint64_t memory_tile_bytes(const Plan& plan) {
 }  // namespace
 
 void predict(const PlanSettings& settings, const MachineProfile& machine, Plan& plan) {
-  const Prediction evaluation = simulate(plan.evaluation);
+  const Contention contention = contention_of(machine, settings);
+  const auto simulated = [&](const Program& program) {
+    return simulate(program, contention).prediction;
+  };
+  const Prediction evaluation = simulated(plan.evaluation);
   if (settings.purpose == Purpose::kTrain) {
-    const Prediction compute = simulate(plan.compute);
-    const Prediction drain = simulate(plan.drain);
+    const Prediction compute = simulated(plan.compute);
+    const Prediction drain = simulated(plan.drain);
     const bool held = plan.update == Update::kHeld;
     const std::vector<Prediction> steady =
-        held ? std::vector<Prediction>{simulate(plan.compute_held)}
+        held ? std::vector<Prediction>{simulated(plan.compute_held)}
              : std::vector<Prediction>{compute, drain};
     std::vector<Prediction> steady_drained = steady;
     if (held) {

@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -92,8 +93,12 @@ struct Program {
   std::vector<Instruction> instructions;
 };
 
+// The queue that an instruction belongs to, as a number from 0: lanes are queues of their own,
+// after the others.
+[[nodiscard]] int queue_number(const Instruction& instruction);
+
 // Fills `waits` (and with them `needed_by`) of every instruction, without those that queue order or
-// another wait already implies.
-void derive_waits(Program& program);
+// another wait already implies. Accesses conflict by address: `buffers` may lie over one another.
+void derive_waits(Program& program, std::span<const Buffer> buffers);
 
 }  // namespace headrace::plan
