@@ -15,8 +15,16 @@ struct Sizes {
   std::int64_t outputs;
 };
 
-constexpr Sizes kSizes[] = {
-    {1, 1, 1}, {2, 3, 1}, {3, 5, 7}, {17, 33, 65}, {64, 48, 112}, {130, 63, 257}, {256, 128, 96}};
+// The last two are wide enough to be cut into panels of columns, the last of them narrower.
+constexpr Sizes kSizes[] = {{1, 1, 1},
+                            {2, 3, 1},
+                            {3, 5, 7},
+                            {17, 33, 65},
+                            {64, 48, 112},
+                            {130, 63, 257},
+                            {256, 128, 96},
+                            {5, 11, 3584},
+                            {6, 3584, 9}};
 constexpr std::int64_t kOffsets[] = {0, 1, 15};
 constexpr WeightLayout kLayouts[] = {WeightLayout::kOutIn, WeightLayout::kInOut};
 

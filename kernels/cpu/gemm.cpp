@@ -51,13 +51,17 @@ memory::desc matrix(std::int64_t rows, std::int64_t columns, std::int64_t stride
   return {memory::dims{rows, columns}, memory::data_type::f32, strides};
 }
 
+std::int64_t c_stride(const GemmShape& shape) {
+  return shape.c_stride == 0 ? shape.n : shape.c_stride;
+}
+
 class PreparedGemm {
  public:
   // Throws dnnl::error.
   PreparedGemm(const GemmShape& shape, const dnnl::engine& engine) : stream_(engine) {
     const memory::desc a = matrix(shape.m, shape.k, shape.a_stride, shape.transpose_a);
     const memory::desc b = matrix(shape.k, shape.n, shape.b_stride, shape.transpose_b);
-    const memory::desc c = matrix(shape.m, shape.n, shape.n, false);
+    const memory::desc c = matrix(shape.m, shape.n, c_stride(shape), false);
     const memory::desc bias = matrix(1, shape.n, shape.n, false);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
@@ -167,12 +171,37 @@ void store_empty_product(const GemmShape& shape, const GemmOperands& operands) {
     return;
   }
   for (std::int64_t row = 0; row < shape.m; ++row) {
-    float* c = operands.c + row * shape.n;
+    float* c = operands.c + row * c_stride(shape);
     std::fill_n(c, shape.n, 0.0F);
     if (shape.bias) {
       std::copy_n(operands.bias, shape.n, c);
     }
   }
+}
+
+// oneDNN 2.6 reads a b of rows that are a multiple of 512 floats long at half the speed, where
+// there are many of them and they are not of a length that it copies; in panels of columns it does
+// not (kernels/README.md has figures).
+std::int64_t panel_columns(const GemmShape& shape) {
+  constexpr std::int64_t kPanelColumns = 1536;
+  constexpr std::int64_t kSlowMultiple = 512;
+  constexpr std::int64_t kCopiedMultiple = 4096;
+  constexpr std::int64_t kFastColumnsMax = 2048;
+  constexpr std::int64_t kEven = 64;
+  if (shape.transpose_b || shape.n <= kFastColumnsMax || shape.n % kSlowMultiple != 0 ||
+      shape.n % kCopiedMultiple == 0) {
+    return shape.n;
+  }
+  const std::int64_t panels = ceil_div(shape.n, kPanelColumns);
+  return ceil_div(ceil_div(shape.n, panels), kEven) * kEven;
+}
+
+// The columns from `begin` on, at most a panel of them.
+GemmShape panel_at(const GemmShape& shape, std::int64_t begin) {
+  GemmShape panel = shape;
+  panel.n = std::min(panel_columns(shape), shape.n - begin);
+  panel.c_stride = c_stride(shape);
+  return panel;
 }
 
 }  // namespace
@@ -182,7 +211,12 @@ std::size_t gemm_workspace_bytes(const GemmShape& shape, int threads) {
     return 0;
   }
   try {
-    return gemm_cache().get(shape, threads).workspace_bytes();
+    std::size_t bytes = 0;
+    for (std::int64_t begin = 0; begin < shape.n; begin += panel_columns(shape)) {
+      const GemmShape panel = panel_at(shape, begin);
+      bytes = std::max(bytes, gemm_cache().get(panel, threads).workspace_bytes());
+    }
+    return bytes;
   } catch (const dnnl::error&) {
     return 0;  // gemm says so, as an Error, when it is to run
   }
@@ -196,7 +230,13 @@ Status gemm(const GemmShape& shape, int threads, const GemmOperands& operands) {
   }
   try {
     const TeamSize team(threads);
-    gemm_cache().get(shape, threads).run(operands);
+    for (std::int64_t begin = 0; begin < shape.n; begin += panel_columns(shape)) {
+      GemmOperands panel = operands;
+      panel.b += begin * (shape.transpose_b ? shape.b_stride : 1);
+      panel.bias = shape.bias ? operands.bias + begin : nullptr;
+      panel.c += begin;
+      gemm_cache().get(panel_at(shape, begin), threads).run(panel);
+    }
   } catch (const dnnl::error& error) {
     return gemm_error(shape, error.what());
   }

@@ -16,13 +16,14 @@
 namespace headrace::kernels::cpu {
 
 // c[m, n] (+)= op(a)[m, k] op(b)[k, n] (+ bias[n]). Rows of the arrays as stored are a_stride,
-// b_stride and n elements apart; `transpose_a` says that a is stored as [k, m].
+// b_stride and c_stride (0: n) elements apart; `transpose_a` says that a is stored as [k, m].
 struct GemmShape {
   std::int64_t m = 0;
   std::int64_t n = 0;
   std::int64_t k = 0;
   std::int64_t a_stride = 0;
   std::int64_t b_stride = 0;
+  std::int64_t c_stride = 0;
   bool transpose_a = false;
   bool transpose_b = false;
   bool bias = false;
