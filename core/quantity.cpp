@@ -48,6 +48,20 @@ constexpr std::array kTimeUnits = {
     Unit{"h", 3600 * kKilo* kKilo},
     Unit{"d", 86400 * kKilo* kKilo},
 };
+constexpr std::array kCountUnits = {
+    Unit{"", 1},
+    Unit{"K", kKilo},
+    Unit{"M", kKilo* kKilo},
+    Unit{"B", kKilo* kKilo* kKilo},
+    Unit{"T", kKilo* kKilo* kKilo* kKilo},
+};
+constexpr std::array kFlopUnits = {
+    Unit{"FLOP", 1},
+    Unit{"MFLOP", kKilo* kKilo},
+    Unit{"GFLOP", kKilo* kKilo* kKilo},
+    Unit{"TFLOP", kKilo* kKilo* kKilo* kKilo},
+    Unit{"PFLOP", kKilo* kKilo* kKilo* kKilo* kKilo},
+};
 constexpr std::string_view kByteHint =
     "give a unit: B, KB, MB, GB, TB, PB (powers of 1000) or KiB, MiB, GiB, TiB, PiB (powers of "
     "1024), as in \"24GiB\"";
@@ -65,6 +79,14 @@ struct Kind {
 constexpr Kind kSize = {.noun = "a size", .hint = kByteHint, .units = kByteUnits};
 constexpr Kind kRate = {.noun = "a rate", .hint = kRateHint, .units = kByteUnits};
 constexpr Kind kTime = {.noun = "a duration", .hint = kTimeHint, .units = kTimeUnits};
+constexpr Kind kCount = {.noun = "a count",
+                         .hint = "K, M, B and T are powers of 1000, as in \"10B\"",
+                         .units = kCountUnits};
+constexpr Kind kCountRate = {
+    .noun = "a rate", .hint = "give a count per second, as in \"800M/s\"", .units = kCountUnits};
+constexpr Kind kFlops = {.noun = "a rate of operations",
+                         .hint = "give a unit, as in \"2TFLOPS\" or \"300GFLOP/s\"",
+                         .units = kFlopUnits};
 constexpr Kind kEndurance = {
     .noun = "a drive's endurance", .hint = kEnduranceHint, .units = kByteUnits};
 
@@ -145,7 +167,7 @@ Result<Parsed> parse_quantity(const Kind& kind, std::string_view text, std::stri
     return quantity_error(kind, text, "it does not start with a decimal number of 1 to 18 digits");
   }
   rest = trimmed(rest);
-  if (rest.empty()) {
+  if (rest.empty() && (!suffix.empty() || find_unit(kind.units, "") == nullptr)) {
     return quantity_error(kind, text, "it has no unit");
   }
   if (!rest.ends_with(suffix)) {
@@ -228,6 +250,28 @@ Result<double> parse_duration(std::string_view text) {
   HEADRACE_ASSIGN(const Parsed parsed, parse_quantity(kTime, text, ""));
   constexpr double kMicrosecondsPerSecond = 1e6;
   return value_of(parsed) / kMicrosecondsPerSecond;
+}
+
+Result<double> parse_count(std::string_view text) {
+  HEADRACE_ASSIGN(const Parsed parsed, parse_quantity(kCount, text, ""));
+  return value_of(parsed);
+}
+
+Result<double> parse_count_rate(std::string_view text) {
+  HEADRACE_ASSIGN(const Parsed parsed, parse_quantity(kCountRate, text, "/s"));
+  if (parsed.decimal.digits == 0) {
+    return quantity_error(kCountRate, text, "nothing would ever be done");
+  }
+  return value_of(parsed);
+}
+
+Result<double> parse_flop_rate(std::string_view text) {
+  const bool per_second = trimmed(text).ends_with("/s");
+  HEADRACE_ASSIGN(const Parsed parsed, parse_quantity(kFlops, text, per_second ? "/s" : "S"));
+  if (parsed.decimal.digits == 0) {
+    return quantity_error(kFlops, text, "nothing would ever be done");
+  }
+  return value_of(parsed);
 }
 
 Result<double> parse_endurance(std::string_view text) {

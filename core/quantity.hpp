@@ -27,6 +27,15 @@ namespace headrace {
 // "1200TBW" or "1.2PBW" as drives are sold: bytes that may be written over the drive's life.
 [[nodiscard]] Result<double> parse_endurance(std::string_view text);
 
+// "10B", "1.5 T", "300M", "2048": K, M, B, T are powers of 1000.
+[[nodiscard]] Result<double> parse_count(std::string_view text);
+
+// "800M/s", per second; greater than zero.
+[[nodiscard]] Result<double> parse_count_rate(std::string_view text);
+
+// "2TFLOPS" or "2 TFLOP/s", operations per second; greater than zero.
+[[nodiscard]] Result<double> parse_flop_rate(std::string_view text);
+
 // For people, rounded: "3.2 GiB", "412 MB/s", "2 min 5 s", "124.4 M".
 [[nodiscard]] std::string format_bytes(std::uint64_t bytes);
 [[nodiscard]] std::string format_rate(double bytes_per_s);

@@ -18,6 +18,25 @@ TEST(Quantity, DecimalAndBinaryUnitsDiffer) {
   EXPECT_EQ(parse_bytes("2PiB").value(), 2ULL << 50U);
 }
 
+TEST(Quantity, CountsAndRatesOfOperations) {
+  EXPECT_EQ(parse_count("10B").value(), 10e9);
+  EXPECT_EQ(parse_count("1.5 T").value(), 1.5e12);
+  EXPECT_EQ(parse_count("2048").value(), 2048);
+  EXPECT_EQ(parse_count_rate("800M/s").value(), 800e6);
+  EXPECT_EQ(parse_count_rate("5/s").value(), 5);
+  EXPECT_EQ(parse_flop_rate("2TFLOPS").value(), 2e12);
+  EXPECT_EQ(parse_flop_rate("300 GFLOP/s").value(), 300e9);
+  for (const char* text : {"", "B", "-1B", "10b", "10GB", "10B/s", "1e9"}) {
+    EXPECT_FALSE(parse_count(text)) << text;
+  }
+  for (const char* text : {"800M", "0M/s", "/s", "2GB/s"}) {
+    EXPECT_FALSE(parse_count_rate(text)) << text;
+  }
+  for (const char* text : {"2T", "2TFLOP", "0TFLOPS", "TFLOPS", "2TB/s", "2"}) {
+    EXPECT_FALSE(parse_flop_rate(text)) << text;
+  }
+}
+
 TEST(Quantity, DecimalsAreExact) {
   EXPECT_EQ(parse_bytes("1.5GiB").value(), 3ULL << 29U);
   EXPECT_EQ(parse_bytes("0.1GB").value(), 100'000'000ULL);
