@@ -462,6 +462,27 @@ def machine_profiles(world):
     world.report.equal("a plan is priced with the rate of its format", priced, rate)
 
 
+@case
+def plans(world):
+    told = must(world.run("plan", world.config))
+    for words in ("of a step", "bound ", "stalls ", "tokens/s", "6 steps"):
+        world.report.check(f"plan tells '{words}'", words in told.out, told)
+    wide = [line for line in told.out.splitlines() if len(line) > 100]
+    world.report.equal("and is a hundred columns wide", wide, [])
+    document = must(world.run("plan", world.config, "--json", "--tokens", "1.5M")).json()
+    step, budget = document["step"], document["token_budget"]
+    facts = (step["tokens"], budget["tokens"], budget["steps"])
+    world.report.equal("a budget of tokens, in steps", facts, (64, 1500000, 23438))
+    seconds = budget["seconds"] / (budget["steps"] * step["seconds"])
+    world.report.check("and in seconds", abs(seconds - 1) < 1e-9, document)
+    shares = [use["share"] for use in step["resources"]]
+    good = shares == sorted(shares, reverse=True) and 0 < step["bound_share"] <= 1.000001
+    world.report.check("shares of a step, busiest first", good, step)
+    for tokens in ("0", "-1", "10GB", "many", "9999999T"):
+        words = ["plan", world.config, "--tokens", tokens]
+        world.fails(f"--tokens {tokens}", USAGE, *words)
+
+
 # ---- endings ----
 
 

@@ -16,8 +16,10 @@
 #include "model/tokenizer.hpp"
 #include "model/units.hpp"
 #include "scheduler/exec/state_format.hpp"
+#include "scheduler/plan/refusal.hpp"
 #include "tiers/numa.hpp"
 #include "train/periodic_export.hpp"
+#include "train/plan_changes.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
 #include "train/state_format.hpp"
@@ -196,6 +198,13 @@ Status check_plannable(const RunConfig& config, const plan::ModelSpec& spec) {
   return {};
 }
 
+model::BatchShape batch_shape(const RunConfig& config) {
+  return {.micro_batch = config.batch.micro_batch,
+          .seq_len = config.batch.seq_len,
+          .accumulate = config.batch.accumulate,
+          .compute_threads = compute_threads_of(config)};
+}
+
 std::size_t reserve_bytes(const HostMemory& memory) {
   return std::max(kReserveBytes, static_cast<std::size_t>(memory.available_bytes) / kReservePart);
 }
@@ -310,6 +319,14 @@ Result<model::Architecture> resolve_architecture(const RunConfig& config,
   return architecture;
 }
 
+Result<plan::ModelSpec> make_run_spec(const RunConfig& config,
+                                      const model::Architecture& architecture) {
+  HEADRACE_ASSIGN(plan::ModelSpec spec,
+                  model::make_model_spec(architecture, batch_shape(config), config.optim));
+  HEADRACE_TRY(check_plannable(config, spec));
+  return spec;
+}
+
 Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const PlanRequest& request) {
   plan::PlanSettings settings;
   settings.purpose = request.purpose;
@@ -356,17 +373,15 @@ Result<Planned> make_planned(const RunConfig& config,
   Planned planned;
   planned.architecture = architecture;
   planned.machine = machine;
-  const model::BatchShape batch = {.micro_batch = config.batch.micro_batch,
-                                   .seq_len = config.batch.seq_len,
-                                   .accumulate = config.batch.accumulate,
-                                   .compute_threads = compute_threads_of(config)};
-  HEADRACE_ASSIGN(planned.spec, model::make_model_spec(architecture, batch, config.optim));
-  HEADRACE_TRY(check_plannable(config, planned.spec));
+  HEADRACE_ASSIGN(planned.spec, make_run_spec(config, architecture));
   HEADRACE_ASSIGN(planned.settings, make_plan_settings(config, request));
-  HEADRACE_ASSIGN(planned.plan, plan::make_plan(planned.spec, planned.settings, machine));
+  HEADRACE_ASSIGN(
+      planned.plan,
+      plan::make_plan(
+          planned.spec, planned.settings, machine, changes_of(config, architecture, request)));
   HEADRACE_ASSIGN(const HostMemory memory, memory_of(request));
   HEADRACE_TRY(check_machine(planned, memory));
-  planned.options.compute_threads = batch.compute_threads;
+  planned.options.compute_threads = compute_threads_of(config);
   planned.options.seed = config.run.seed;
   planned.options.optimizer_threads =
       config.optim.threads.value_or(std::max(1, usable_cores() - config.optim.cores_left));

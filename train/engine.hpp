@@ -66,7 +66,11 @@ struct PlanRequest {
 [[nodiscard]] Result<plan::PlanSettings> make_plan_settings(const RunConfig& config,
                                                             const PlanRequest& request);
 
-// Errors: kDoesNotFit with the nearest plan that fits; also where the caps exceed what is free.
+// The model and its batch as numbers. A usage error where they are more than is planned for.
+[[nodiscard]] Result<plan::ModelSpec> make_run_spec(const RunConfig& config,
+                                                    const model::Architecture& architecture);
+
+// Errors: kDoesNotFit with the changes that fit; also where the caps exceed what is free.
 [[nodiscard]] Result<Planned> make_planned(const RunConfig& config,
                                            const model::Architecture& architecture,
                                            const plan::MachineProfile& machine,

@@ -61,17 +61,6 @@ Status tell_progress(Clock::time_point& last, std::uint64_t done_bytes, std::uin
   return {};
 }
 
-// The model of model.path, with the place of the key in its errors.
-Result<std::unique_ptr<Weights>> open_model(const RunConfig& config) {
-  Result<std::unique_ptr<Weights>> weights = open_weights(config.model.path, config.model.ignore);
-  if (weights || !weights.error().where.empty()) {
-    return weights;
-  }
-  Error error = std::move(weights).error();
-  error.where = config_place(config, "model.path");
-  return error;
-}
-
 // What a start builds up step by step.
 class Opener {
  public:
@@ -144,7 +133,7 @@ class Opener {
     const model::Architecture* of_path =
         from_commit ? &session.state.numbers.architecture : nullptr;
     if (!path.empty() && !from_commit) {
-      HEADRACE_ASSIGN(weights_, open_model(session.config));
+      HEADRACE_ASSIGN(weights_, open_run_model(session.config));
       of_path = &weights_->architecture();
     }
     HEADRACE_ASSIGN(numbers_.architecture, resolve_architecture(session.config, of_path));
@@ -359,8 +348,9 @@ class Opener {
         session.paths.config(),
         to_toml(session.config,
                 {"Every setting of the run, as resolved by headrace.", constants})));
-    return write_file_atomically(session.paths.plan(),
-                                 plan::plan_to_json(planned.plan, planned.spec).dump(1) + "\n");
+    return write_file_atomically(
+        session.paths.plan(),
+        plan::plan_to_json(planned.plan, planned.spec, planned.settings).dump(1) + "\n");
   }
 
   const SessionOptions& options_;
@@ -407,6 +397,16 @@ Result<std::unique_ptr<TokenSource>> open_token_files(const RunConfig& config,
                             .eos = config.data.eos,
                             .vocab = vocab,
                             .where = config_place(config, key)});
+}
+
+Result<std::unique_ptr<Weights>> open_run_model(const RunConfig& config) {
+  Result<std::unique_ptr<Weights>> weights = open_weights(config.model.path, config.model.ignore);
+  if (weights || !weights.error().where.empty()) {
+    return weights;
+  }
+  Error error = std::move(weights).error();
+  error.where = config_place(config, "model.path");
+  return error;
 }
 
 Result<RunData> open_run_data(const RunConfig& config, std::int64_t vocab) {
@@ -458,62 +458,6 @@ RunConfig resolve_config(RunConfig config, std::optional<int> committed_threads)
 
 Result<std::unique_ptr<Session>> open_session(const SessionOptions& options) {
   return Opener(options).open();
-}
-
-Result<Planned> plan_run(RunConfig asked, const std::string& machine_file) {
-  std::optional<int> committed_threads;
-  PlanRequest request;
-  const RunPaths paths{.dir = asked.run.dir};
-  if (path_exists(paths.store())) {
-    // A run that is under way or damaged is planned as a fresh one.
-    if (const Result<std::unique_ptr<Store>> store = open_committed_store(paths)) {
-      HEADRACE_ASSIGN(const RunState state,
-                      run_state_from_text((*store)->last_commit()->run_state, (*store)->path()));
-      HEADRACE_ASSIGN(const TensorTable table,
-                      tensor_table_from_text((*store)->contents().tensor_table, (*store)->path()));
-      committed_threads = state.config.run.compute_threads;
-      request.stored_tile_elements = table.tile_elements;
-      request.stored_slots = static_cast<int>((*store)->slots());
-      HEADRACE_ASSIGN(const std::optional<StoreReference> reference, read_store_reference(paths));
-      HEADRACE_TRY(keep_folders(asked, reference->folders));
-    }
-  }
-  const std::vector<std::string> folders = paths_of(store_folders(asked));
-  const bool will_be_made = machine_file.empty() && !path_exists(paths.store());
-  if (will_be_made) {
-    HEADRACE_TRY(check_can_be_made(asked));
-  }
-  HEADRACE_ASSIGN(const FoundMachine found, find_machine(machine_file, folders));
-  request.drives = drives_of(asked, folders, found);
-  const plan::MachineProfile& machine = found.profile;
-  if (!machine_file.empty()) {
-    request.memory_bytes = machine.memory_bytes;
-    committed_threads = committed_threads ? committed_threads : std::max(1, machine.cores);
-  }
-  const RunConfig config = resolve_config(asked, committed_threads);
-  std::unique_ptr<Weights> weights;
-  if (!config.model.path.empty()) {
-    HEADRACE_ASSIGN(weights, open_model(config));
-  }
-  HEADRACE_ASSIGN(
-      const model::Architecture architecture,
-      resolve_architecture(config, weights != nullptr ? &weights->architecture() : nullptr));
-  request.steps = config.run.steps.value_or(0);
-  if (config.run.epochs) {
-    HEADRACE_ASSIGN(const RunData data, open_run_data(config, architecture.vocab));
-    HEADRACE_ASSIGN(
-        const TrainLoader loader,
-        TrainLoader::make(
-            *data.train,
-            data.split.train,
-            {.order = config.data.order, .batch = config.batch, .seed = config.run.seed}));
-    request.steps = loader.steps_in(*config.run.epochs);
-  }
-  HEADRACE_ASSIGN(Planned planned, make_planned(config, architecture, machine, request));
-  if (will_be_made) {
-    HEADRACE_TRY(check_room(store_folders(asked), planned.plan.nvme_bytes));
-  }
-  return planned;
 }
 
 std::vector<Setting> settings_of(const Session& session) {

@@ -25,6 +25,7 @@
 #include "train/run_state.hpp"
 #include "train/schedule.hpp"
 #include "train/tokens.hpp"
+#include "train/weights.hpp"
 
 namespace headrace::train {
 
@@ -34,6 +35,9 @@ struct SessionOptions {
   bool overwrite = false;
   std::string machine_file;  // "": the cached profile, or a probe
 };
+
+// The model of model.path, with the place of the key in its errors.
+[[nodiscard]] Result<std::unique_ptr<Weights>> open_run_model(const RunConfig& config);
 
 // The data of a run, read once (hashed, checked against the vocabulary).
 struct RunData {
@@ -82,10 +86,6 @@ struct Session {
 };
 
 [[nodiscard]] Result<std::unique_ptr<Session>> open_session(const SessionOptions& options);
-
-// What `train` would plan, reading only: for a run with a commit its tiles and threads. The data is
-// opened only where run.epochs asks for it. With a machine_file: on that machine, with its memory.
-[[nodiscard]] Result<Planned> plan_run(RunConfig config, const std::string& machine_file);
 
 // Every resolved setting, for the table at the start of a run.
 [[nodiscard]] std::vector<Setting> settings_of(const Session& session);

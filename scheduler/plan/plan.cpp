@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <functional>
 
-#include "scheduler/plan/bound.hpp"
 #include "scheduler/plan/builder.hpp"
 #include "scheduler/plan/choices.hpp"
 #include "scheduler/plan/rates.hpp"
+#include "scheduler/plan/refusal.hpp"
 #include "scheduler/plan/search.hpp"
 #include "scheduler/plan/wear.hpp"
 
@@ -65,8 +65,15 @@ const Prediction* find_prediction(const Plan& plan, const std::string& variant) 
 }
 
 Result<Plan> make_plan(const ModelSpec& model,
-                       const PlanSettings& asked,
+                       const PlanSettings& settings,
                        const MachineProfile& machine) {
+  return make_plan(model, settings, machine, {});
+}
+
+Result<Plan> make_plan(const ModelSpec& model,
+                       const PlanSettings& asked,
+                       const MachineProfile& machine,
+                       const std::vector<Change>& changes) {
   PlanSettings settings = asked;
   if (settings.purpose != Purpose::kTrain) {
     settings.place.reset();  // there is no state to place; the weights are in host memory
@@ -74,9 +81,8 @@ Result<Plan> make_plan(const ModelSpec& model,
   }
   std::optional<Candidate> best = best_candidate(model, settings, machine);
   if (!best) {
-    return refusal(model, settings);
+    return refusal_error(refuse(model, settings, changes));
   }
-  add_bounds(model, settings, machine, best->plan);
   const auto replan = [&](const PlanSettings& other) {
     std::optional<Candidate> found = best_candidate(model, other, machine);
     return found ? std::optional(std::move(found->plan)) : std::nullopt;

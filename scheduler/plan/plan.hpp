@@ -97,8 +97,7 @@ struct MemoryRow {
 struct Prediction {
   std::string variant;  // first, steady, commit, skipped, evaluation, last
   double seconds = 0;
-  double bound_seconds = 0;        // of any schedule that keeps what this plan keeps (bound.hpp)
-  double order_bound_seconds = 0;  // the same that updates in this plan's order; not less
+  double bound_seconds = 0;                         // the largest of `busy`
   std::map<std::string, double> busy_seconds;       // per resource: device, h2d, d2h, nvme, cores
   std::map<std::string, double> stall_seconds;      // time the device waits, by cause
   std::map<std::string, std::uint64_t> link_bytes;  // nvme_read, nvme_write, h2d, d2h, commit
@@ -146,20 +145,25 @@ struct Plan {
   std::vector<std::string> notes;  // what was assumed or could not be had
 };
 
-// Errors: kDoesNotFit, whose hint is a --set line of the nearest plan that fits (checked by
-// planning it); kUsage for contradictory settings.
+// Errors: kDoesNotFit, whose hint is the --set lines that make it fit (each checked by planning
+// it; scheduler/plan/refusal.hpp); kUsage for contradictory settings.
 [[nodiscard]] Result<Plan> make_plan(const ModelSpec& model,
                                      const PlanSettings& settings,
                                      const MachineProfile& machine);
 
 [[nodiscard]] const Prediction* find_prediction(const Plan& plan, const std::string& variant);
 
-// plan.json: everything but the instructions (their counts only).
-[[nodiscard]] Json plan_to_json(const Plan& plan, const ModelSpec& model);
+// plan.json: everything but the instructions (their counts only). `tokens`: to say what they cost;
+// 0: those of the run's steps.
+[[nodiscard]] Json plan_to_json(const Plan& plan,
+                                const ModelSpec& model,
+                                const PlanSettings& settings,
+                                std::int64_t tokens = 0);
 
 // The table that `headrace plan` and the start of `headrace train` print. Plain text, lines ended.
 [[nodiscard]] std::string format_plan(const Plan& plan,
                                       const ModelSpec& model,
-                                      const PlanSettings& settings);
+                                      const PlanSettings& settings,
+                                      std::int64_t tokens = 0);
 
 }  // namespace headrace::plan

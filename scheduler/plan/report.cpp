@@ -1,14 +1,20 @@
-// The plan as text (the table of `headrace plan`) and as plan.json.
+// The plan as text: the table of `headrace plan`, 100 columns wide.
+#include "scheduler/plan/report.hpp"
+
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <string>
 
 #include "core/quantity.hpp"
 #include "scheduler/plan/plan.hpp"
+#include "scheduler/plan/summary.hpp"
 
 namespace headrace::plan {
 
 namespace {
+
+constexpr std::size_t kColumnsMax = 100;
 
 std::string cell(std::uint64_t bytes) {
   return bytes == 0 ? "-" : format_bytes(bytes);
@@ -17,21 +23,25 @@ std::string cell(std::uint64_t bytes) {
 void append_baseline(std::string& text, const ModelSpec& model, const StateFormat& format) {
   const auto parameters = static_cast<double>(model.parameters());
   const auto trainable = static_cast<double>(model.trainable_parameters());
-  text += fmt::format(
-      "parameters   {} ({} trainable); mixed-precision Adam would keep 2+2+4+4+4 = 16 B each: {}\n",
-      format_count(parameters),
-      format_count(trainable),
-      format_bytes(static_cast<std::uint64_t>(16 * parameters)));
+  add_line(text,
+           "parameters",
+           fmt::format("{} ({} trainable); mixed-precision Adam keeps 16 B each (2+2+4+4+4): "
+                       "{}",
+                       format_count(parameters),
+                       format_count(trainable),
+                       format_bytes(static_cast<std::uint64_t>(16 * parameters))));
   const auto param_bytes = static_cast<double>(format.param_bytes);
   const double state_bytes = format.bytes_per_parameter() - param_bytes;
-  text += fmt::format("here         state \"{}\": weights {} + state {} = {} B each: {}{}\n",
-                      format.name,
-                      param_bytes,
-                      state_bytes,
-                      param_bytes + state_bytes,
-                      format_bytes(static_cast<std::uint64_t>(
-                          4 * (parameters - trainable) + (param_bytes + state_bytes) * trainable)),
-                      format.decoded ? "; decoded to 4 B each where they are used" : "");
+  add_line(text,
+           "here",
+           fmt::format("state \"{}\": weights {} + state {} = {} B each: {}{}",
+                       format.name,
+                       param_bytes,
+                       state_bytes,
+                       param_bytes + state_bytes,
+                       format_bytes(static_cast<std::uint64_t>(
+                           4 * (parameters - trainable) + (param_bytes + state_bytes) * trainable)),
+                       format.decoded ? "; decoded to 4 B each where they are used" : ""));
 }
 
 void append_choices(std::string& text, const ModelSpec& model, const Plan& plan) {
@@ -41,22 +51,25 @@ void append_choices(std::string& text, const ModelSpec& model, const Plan& plan)
     masters += unit.master >= 0 ? 1 : 0;
     pinned += unit.pinned ? 1 : 0;
   }
-  text += fmt::format("step         {} micro-batch(es) of {} x {}, {}, update {}, activations {}\n",
-                      model.accumulate,
-                      model.micro_batch,
-                      model.seq_len,
-                      traversal_name(plan.traversal),
-                      update_name(plan.update),
-                      plan.keep_activations ? "kept" : "recomputed");
-  text += fmt::format(
-      "placement    {} units: state of {} on nvme, weights of {} in memory, {} pinned on the "
-      "device; lookahead {}, tiles of {} blocks\n",
-      plan.units.size(),
-      on_nvme,
-      masters,
-      pinned,
-      plan.lookahead,
-      plan.tile_elements / kBlockElements);
+  add_line(text,
+           "step",
+           fmt::format("{} micro-batch(es) of {} x {}, {}, update {}, activations {}",
+                       model.accumulate,
+                       model.micro_batch,
+                       model.seq_len,
+                       traversal_name(plan.traversal),
+                       update_name(plan.update),
+                       plan.keep_activations ? "kept" : "recomputed"));
+  add_line(text,
+           "placement",
+           fmt::format("{} units: state of {} on nvme, weights of {} in memory, {} pinned on the "
+                       "device; lookahead {}, tiles of {} blocks",
+                       plan.units.size(),
+                       on_nvme,
+                       masters,
+                       pinned,
+                       plan.lookahead,
+                       plan.tile_elements / kBlockElements));
 }
 
 void append_memory(std::string& text, const Plan& plan, const PlanSettings& settings) {
@@ -99,7 +112,7 @@ std::uint64_t link(const Prediction& prediction, const char* name) {
 }
 
 void append_predictions(std::string& text, const Plan& plan) {
-  text += fmt::format("\n{:<12} {:>10} {:>10} {:>11} {:>11} {:>11} {:>11}  {}\n",
+  text += fmt::format("\n{:<11} {:>11} {:>11} {:>10} {:>10} {:>10} {:>10}  {}\n",
                       "predicted",
                       "step",
                       "bound",
@@ -109,7 +122,7 @@ void append_predictions(std::string& text, const Plan& plan) {
                       "d2h",
                       "largest stall");
   for (const Prediction& prediction : plan.predictions) {
-    text += fmt::format("{:<12} {:>10} {:>10} {:>11} {:>11} {:>11} {:>11}  {}\n",
+    text += fmt::format("{:<11} {:>11} {:>11} {:>10} {:>10} {:>10} {:>10}  {}\n",
                         prediction.variant,
                         format_duration(prediction.seconds),
                         format_duration(prediction.bound_seconds),
@@ -121,143 +134,164 @@ void append_predictions(std::string& text, const Plan& plan) {
   }
 }
 
+std::string moved(const ResourceUse& use) {
+  std::string text;
+  for (const auto& [name, bytes] : use.bytes) {
+    const bool written = name.ends_with("_write"), read = name.ends_with("_read");
+    text += fmt::format("{}{}{}",
+                        text.empty() ? "" : ", ",
+                        format_bytes(bytes),
+                        written ? " written"
+                        : read  ? " read"
+                                : "");
+  }
+  if (use.name == "device") {
+    return "its kernels";
+  }
+  return use.name == "cores" ? "kernels, updates and copies of rows" : text;
+}
+
+// Who works for how much of a step, and how near that comes to the bound.
+void append_resources(std::string& text, const StepSummary& step) {
+  text += fmt::format("\n{:<11} {:>11} {:>11}\n", "of a step", "busy", "share");
+  for (const ResourceUse& use : step.resources) {
+    text += fmt::format("{:<11} {:>11} {:>11}  {}\n",
+                        use.name,
+                        format_duration(use.busy_seconds),
+                        format_percent(use.share),
+                        moved(use));
+  }
+  add_line(text,
+           "bound",
+           step.dominant.empty() ? "nothing takes time"
+                                 : fmt::format("{} ({}): a step of {} reaches {} of it",
+                                               format_duration(step.bound_seconds),
+                                               step.dominant,
+                                               format_duration(step.seconds),
+                                               format_percent(step.bound_share)));
+  add_line(text,
+           "stalls",
+           step.largest_stall.empty()
+               ? "the device never waits"
+               : fmt::format("the device waits for {} of a step, longest for {}: {} ({})",
+                             format_duration(step.stalled_seconds),
+                             step.largest_stall,
+                             format_duration(step.largest_stall_seconds),
+                             format_percent(step.largest_stall_seconds / step.seconds)));
+}
+
+void append_speed(std::string& text,
+                  const Plan& plan,
+                  const StepSummary& step,
+                  const TokenBudget& budget) {
+  add_line(
+      text,
+      "speed",
+      fmt::format("{} tokens/s ({} tokens a step)", format_count(step.tokens_per_s), step.tokens));
+  if (budget.tokens <= 0) {
+    return;
+  }
+  std::string line = fmt::format("{} tokens, {} steps: {}",
+                                 format_count(static_cast<double>(budget.tokens)),
+                                 format_count(budget.steps),
+                                 format_duration(budget.seconds));
+  if (plan.written_bytes_per_step > 0) {
+    line +=
+        fmt::format("; {} written", format_bytes(static_cast<std::uint64_t>(budget.written_bytes)));
+  }
+  if (budget.endurance_share > 0) {
+    line += fmt::format(", {} of the drive's life", format_percent(budget.endurance_share));
+  }
+  add_line(text, "run", line);
+}
+
 void append_update_rates(std::string& text, const Plan& plan) {
   const UpdateRates& rates = plan.update_rates;
-  text += fmt::format("\nupdates      state \"{}\": {} parameters/s",
-                      plan.format.name,
-                      format_count(rates.update_params_per_s));
+  std::string line = fmt::format(
+      "state \"{}\": {} parameters/s", plan.format.name, format_count(rates.update_params_per_s));
   if (plan.format.decoded) {
-    text += fmt::format("; {}/s with the new weights decoded, {}/s decoding alone",
+    line += fmt::format("; {}/s with the new weights decoded, {}/s decoding alone",
                         format_count(rates.update_decoded_params_per_s),
                         format_count(rates.decode_params_per_s));
   }
-  text += "\n";
+  add_line(text, "updates", line);
 }
 
 void append_drive(std::string& text, const Plan& plan) {
-  if (plan.written_bytes_per_step == 0) {
-    text += "\ndrive        nothing is written during a step\n";
-  } else {
-    text += fmt::format("\ndrive        {} written per step, {} per day",
-                        format_bytes(plan.written_bytes_per_step),
-                        format_bytes(static_cast<std::uint64_t>(plan.written_bytes_per_day)));
-    text += plan.drive_life_days > 0
-                ? fmt::format("; at that rate the drive lasts {:.0f} days\n", plan.drive_life_days)
-                : "\n";
+  std::string line = "nothing is written during a step";
+  if (plan.written_bytes_per_step > 0) {
+    line = fmt::format("{} written per step, {} per day",
+                       format_bytes(plan.written_bytes_per_step),
+                       format_bytes(static_cast<std::uint64_t>(plan.written_bytes_per_day)));
+    if (plan.drive_life_days > 0) {
+      constexpr double kSecondsPerDay = 86400;
+      line += fmt::format("; at that rate the drive lasts {}",
+                          format_duration(plan.drive_life_days * kSecondsPerDay));
+    }
   }
+  add_line(text, "drive", line);
   if (!plan.wear_warning.empty()) {
-    text += "warning      " + plan.wear_warning + "\n";
+    add_line(text, "warning", plan.wear_warning);
   }
   for (const std::string& note : plan.notes) {
-    text += "note         " + note + "\n";
+    add_line(text, "note", note);
   }
 }
 
-Json prediction_json(const Prediction& prediction) {
-  Json json = Json::object();
-  json.set("variant", prediction.variant);
-  json.set("seconds", prediction.seconds);
-  json.set("bound_seconds", prediction.bound_seconds);
-  Json busy = Json::object(), stall = Json::object(), bytes = Json::object();
-  for (const auto& [key, value] : prediction.busy_seconds) {
-    busy.set(key, value);
+// Where a line that begins at `at` ends: before a space, not between a number and its unit.
+std::size_t end_of_line(const std::string& words, std::size_t at, std::size_t room) {
+  if (words.size() - at <= room) {
+    return words.size();
   }
-  for (const auto& [key, value] : prediction.stall_seconds) {
-    stall.set(key, value);
+  std::size_t gap = words.rfind(' ', at + room);
+  while (gap != std::string::npos && gap > at && words[gap - 1] >= '0' && words[gap - 1] <= '9') {
+    gap = words.rfind(' ', gap - 1);
   }
-  for (const auto& [key, value] : prediction.link_bytes) {
-    bytes.set(key, value);
+  if (gap == std::string::npos || gap <= at) {
+    gap = words.find(' ', at + room);  // a word that is longer than a line
   }
-  json.set("busy_seconds", std::move(busy));
-  json.set("stall_seconds", std::move(stall));
-  json.set("bytes", std::move(bytes));
-  return json;
-}
-
-Json update_rates_json(const Plan& plan) {
-  Json json = Json::object();
-  json.set("update_params_per_s", plan.update_rates.update_params_per_s);
-  if (plan.format.decoded) {
-    json.set("update_decoded_params_per_s", plan.update_rates.update_decoded_params_per_s);
-    json.set("decode_params_per_s", plan.update_rates.decode_params_per_s);
-  }
-  return json;
+  return std::min(gap, words.size());
 }
 
 }  // namespace
 
-std::string format_plan(const Plan& plan, const ModelSpec& model, const PlanSettings& settings) {
+void add_line(std::string& text, const std::string& label, const std::string& words) {
+  std::string line = fmt::format("{:<{}}", label, kLabelColumns);
+  const std::string indent(kLabelColumns, ' ');
+  std::size_t at = 0;
+  while (at < words.size()) {
+    const std::size_t end = end_of_line(words, at, kColumnsMax - line.size());
+    text += line + words.substr(at, end - at) + "\n";
+    line = indent;
+    at = end < words.size() ? end + 1 : end;
+  }
+}
+
+std::string format_percent(double share) {
+  const double percent = 100 * share;
+  return percent > 0 && percent < 10 ? fmt::format("{:.1f} %", percent)
+                                     : fmt::format("{:.0f} %", percent);
+}
+
+std::string format_plan(const Plan& plan,
+                        const ModelSpec& model,
+                        const PlanSettings& settings,
+                        std::int64_t tokens) {
+  const StepSummary step = summarize(model, plan);
+  const std::int64_t wanted = tokens > 0 ? tokens : settings.steps * step.tokens;
   std::string text;
   append_baseline(text, model, plan.format);
   append_choices(text, model, plan);
   append_memory(text, plan, settings);
   append_predictions(text, plan);
+  append_resources(text, step);
+  text += "\n";
+  append_speed(text, plan, step, budget_tokens(plan, step, wanted));
   if (settings.purpose == Purpose::kTrain) {
     append_update_rates(text, plan);
   }
   append_drive(text, plan);
   return text;
-}
-
-Json plan_to_json(const Plan& plan, const ModelSpec& model) {
-  Json json = Json::object();
-  json.set("schema", 1);
-  json.set("parameters", model.parameters());
-  json.set("trainable_parameters", model.trainable_parameters());
-  json.set("traversal", traversal_name(plan.traversal));
-  json.set("update", update_name(plan.update));
-  json.set("lookahead", plan.lookahead);
-  json.set("tile_elements", plan.tile_elements);
-  json.set("grad", dtype_name(plan.grad));
-  json.set("state", plan.format.name);
-  json.set("bytes_per_parameter", plan.format.bytes_per_parameter());
-  json.set("update_rates", update_rates_json(plan));
-  json.set("separate_device", plan.separate_device);
-  json.set("keep_activations", plan.keep_activations);
-  Json memory = Json::array();
-  for (const MemoryRow& row : plan.memory) {
-    Json entry = Json::object();
-    entry.set("purpose", row.purpose);
-    entry.set("device_bytes", row.device_bytes);
-    entry.set("host_bytes", row.host_bytes);
-    entry.set("nvme_bytes", row.nvme_bytes);
-    memory.push_back(std::move(entry));
-  }
-  json.set("memory", std::move(memory));
-  json.set("device_peak_bytes", plan.device_peak_bytes);
-  json.set("host_peak_bytes", plan.host_peak_bytes);
-  json.set("process_bytes", plan.process_bytes);
-  json.set("nvme_bytes", plan.nvme_bytes);
-  Json units = Json::array();
-  for (std::size_t u = 0; u < plan.units.size(); ++u) {
-    Json entry = Json::object();
-    entry.set("name", model.units[u].name);
-    entry.set("elements", model.units[u].elements);
-    entry.set("state_home", home_name(plan.units[u].home));
-    entry.set("weights_in_memory", plan.units[u].master >= 0);
-    entry.set("pinned", plan.units[u].pinned);
-    entry.set("tiles", plan.units[u].tiles.size());
-    units.push_back(std::move(entry));
-  }
-  json.set("units", std::move(units));
-  Json predictions = Json::array();
-  for (const Prediction& prediction : plan.predictions) {
-    predictions.push_back(prediction_json(prediction));
-  }
-  json.set("predictions", std::move(predictions));
-  json.set("written_bytes_per_step", plan.written_bytes_per_step);
-  json.set("written_bytes_per_day", plan.written_bytes_per_day);
-  json.set("drive_life_days", plan.drive_life_days);
-  json.set("wear_warning", plan.wear_warning);
-  Json notes = Json::array();
-  for (const std::string& note : plan.notes) {
-    notes.push_back(note);
-  }
-  json.set("notes", std::move(notes));
-  json.set("instructions_per_step",
-           plan.compute_held.instructions.empty() ? plan.compute.instructions.size()
-                                                  : plan.compute_held.instructions.size());
-  return json;
 }
 
 }  // namespace headrace::plan

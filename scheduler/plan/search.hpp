@@ -1,10 +1,9 @@
-// Internal to the planner: trying choices, and what is said when none fits.
+// Internal to the planner: trying choices.
 #pragma once
 
 #include <optional>
 #include <vector>
 
-#include "core/error.hpp"
 #include "scheduler/plan/choices.hpp"
 
 namespace headrace::plan {
@@ -37,8 +36,5 @@ struct Candidate {
 
 // Adds the predictions of every variant to a plan with programs.
 void predict(const PlanSettings& settings, const MachineProfile& machine, Plan& plan);
-
-// Why nothing fits, and the nearest change that does.
-[[nodiscard]] Error refusal(const ModelSpec& model, const PlanSettings& settings);
 
 }  // namespace headrace::plan

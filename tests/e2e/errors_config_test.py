@@ -135,6 +135,16 @@ def budget(world):
     planned = world.headrace.run("plan", path, *words)
     fact = f"a budget too small: {' '.join(words)} mends it"
     world.report.check(fact, words and planned.code == harness.OK, planned)
+    planned = world.headrace.run("plan", path, "--json")
+    document = planned.json()
+    (tier,) = document["tiers"]
+    good = planned.code == DOES_NOT_FIT and not document["fits"] and tier["tier"] == "host"
+    good = good and tier["budget_bytes"] == 65536 and tier["missing_bytes"] > 0
+    good = good and len(document["largest"]) > 0
+    world.report.check("a budget too small: --json says what is missing", good, planned)
+    lines = [way["line"].replace('"', "") for way in document["ways"]]
+    told = [" ".join(words).replace('"', "") for words in harness.set_lines(outcome.err)]
+    world.report.equal("and the lines that the error gives", lines, told)
     separate = {"tiers": {"host_memory": "64KiB", "device_memory": "64KiB"}}
     path = world.config("budget", separate)
     outcome = world.fails("two budgets too small", DOES_NOT_FIT, "plan", path, says=["--set"])
@@ -142,6 +152,35 @@ def budget(world):
     trained = world.headrace.run("train", path, *words)
     fact = f"two budgets too small: {' '.join(words)} mends them"
     world.report.check(fact, words and trained.code == harness.OK, trained)
+
+
+@case("every way out of a budget")
+def ways_out(world):
+    """Each line that a refusal gives is planned by itself. A wide step, so that there are many."""
+    wide = {
+        "model": {"hidden": 256, "heads": 4, "layers": 4, "max_seq_len": 128},
+        "batch": {"micro_batch": 8, "seq_len": 128, "traversal": "layer-major"},
+    }
+    seen = set()
+    for fact, tiers in (
+        ("tight", {"host_memory": "17MiB"}),
+        ("all on the host", {"host_memory": "60MiB", "place": "host"}),
+        ("a small device", {"host_memory": "64MiB", "device_memory": "4MiB"}),
+        ("next to nothing", {"host_memory": "64KiB", "device_memory": "64KiB"}),
+        ("more than there is", {"host_memory": "1MiB", "device_memory": "900TiB"}),
+    ):
+        path = world.config("ways", {**wide, "tiers": tiers})
+        outcome = world.fails(fact, DOES_NOT_FIT, "plan", path, says=["largest items", "--set"])
+        for words in harness.set_lines(outcome.err):
+            planned = world.headrace.run("plan", path, *words)
+            seen |= {word.split("=")[0] for word in words if word != "--set"}
+            world.report.check(f"{fact}: {' '.join(words)}", planned.code == harness.OK, planned)
+    kinds = {"tiers.host_memory", "tiers.device_memory", "tiers.place", "batch.micro_batch"}
+    world.report.check("ways of every kind were seen", kinds <= seen, seen)
+    path = world.config("ways", {"tiers": {"host_memory": "64KiB"}, "run": {"dir": world.good}})
+    under_way = world.fails("a run that is under way", DOES_NOT_FIT, "plan", path, says=["--set"])
+    numbers = "changes the numbers" in under_way.err
+    world.report.check("a run that is under way keeps its numbers", not numbers, under_way)
 
 
 @case("a GPU that cannot train")

@@ -367,12 +367,21 @@ def error_problems(outcome, code):
     return "\n".join(problems)
 
 
+def set_lines(text):
+    """The --set KEY=VALUE words of each line of a message that has any, as arguments."""
+    lines = []
+    for line in text.splitlines():
+        words = []
+        for quoted, bare in re.findall(r"--set\s+(?:'([^']+)'|([^\s'`]+))", line):
+            words += ["--set", (quoted or bare).rstrip(",;")]
+        if words:
+            lines.append(words)
+    return lines
+
+
 def set_arguments(text):
-    """The --set KEY=VALUE words in a message, as arguments."""
-    words = []
-    for quoted, bare in re.findall(r"--set\s+(?:'([^']+)'|([^\s'`]+))", text):
-        words += ["--set", quoted or bare]
-    return words
+    """Those of the first such line."""
+    return next(iter(set_lines(text)), [])
 
 
 def quantity_bytes(text):
