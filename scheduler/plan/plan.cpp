@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <functional>
 
+#include "scheduler/plan/bound.hpp"
 #include "scheduler/plan/builder.hpp"
 #include "scheduler/plan/choices.hpp"
 #include "scheduler/plan/rates.hpp"
@@ -83,6 +84,7 @@ Result<Plan> make_plan(const ModelSpec& model,
   if (!best) {
     return refusal_error(refuse(model, settings, changes));
   }
+  add_bounds(model, settings, machine, best->plan);
   const auto replan = [&](const PlanSettings& other) {
     std::optional<Candidate> found = best_candidate(model, other, machine);
     return found ? std::optional(std::move(found->plan)) : std::nullopt;

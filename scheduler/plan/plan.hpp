@@ -97,7 +97,8 @@ struct MemoryRow {
 struct Prediction {
   std::string variant;  // first, steady, commit, skipped, evaluation, last
   double seconds = 0;
-  double bound_seconds = 0;                         // the largest of `busy`
+  double bound_seconds = 0;        // of any schedule that keeps what this plan keeps (bound.hpp)
+  double order_bound_seconds = 0;  // the same that updates in this plan's order; not less
   std::map<std::string, double> busy_seconds;       // per resource: device, h2d, d2h, nvme, cores
   std::map<std::string, double> stall_seconds;      // time the device waits, by cause
   std::map<std::string, std::uint64_t> link_bytes;  // nvme_read, nvme_write, h2d, d2h, commit

@@ -34,9 +34,6 @@ void add_prediction(Plan& plan,
     total.busy_seconds["nvme"] += extra_write_seconds;
     total.link_bytes["commit"] += commit_bytes;
   }
-  for (const auto& [key, value] : total.busy_seconds) {
-    total.bound_seconds = std::max(total.bound_seconds, value);
-  }
   plan.predictions.push_back(std::move(total));
 }
 

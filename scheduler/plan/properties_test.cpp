@@ -1,0 +1,181 @@
+// What holds of every plan, over random models, budgets and machines: budgets, contents, waits,
+// bounds, and that more memory does not hurt. HEADRACE_SEED repeats a run.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <array>
+#include <map>
+#include <string>
+#include <vector>
+
+#include "scheduler/plan/bound.hpp"
+#include "scheduler/plan/plan.hpp"
+#include "scheduler/plan/program_checker.hpp"
+#include "scheduler/plan/random_case.hpp"
+#include "scheduler/plan/search.hpp"
+#include "scheduler/plan/test_support.hpp"
+
+namespace headrace::plan {
+namespace {
+
+// Sanitizers look at memory; the properties need numbers.
+#if defined(HEADRACE_SANITIZED)
+constexpr int kPart = 20;
+#else
+constexpr int kPart = 1;
+#endif
+
+// Each case from a seed of its own, so that one that fails can be run alone: HEADRACE_SEED gives
+// the first of them.
+template <class Check>
+void for_each_case(int count, int blocks_max, Check check) {
+  const std::uint64_t first = test_seed();
+  for (int i = 0; i < count / kPart && !::testing::Test::HasFailure(); ++i) {
+    const std::uint64_t seed = first + static_cast<std::uint64_t>(i);
+    std::mt19937_64 random(seed);
+    const RandomCase one = random_case(random, blocks_max);
+    SCOPED_TRACE("HEADRACE_SEED=" + std::to_string(seed) + ": " + describe(one));
+    check(one, random);
+  }
+}
+
+std::size_t device_budget(const PlanSettings& settings) {
+  return settings.device_memory_bytes.value_or(settings.device_available_bytes);
+}
+
+std::vector<const Program*> programs_of(const Plan& plan) {
+  return {&plan.compute, &plan.compute_held, &plan.drain, &plan.evaluation};
+}
+
+// Runs the checker through a life: steps, a skipped one, drains and evaluations in between.
+std::string live(ProgramChecker& checker, const Plan& plan, std::mt19937_64& random) {
+  const bool held = plan.update == Update::kHeld;
+  std::string wrong;
+  for (int step = 0; step < 5 && wrong.empty(); ++step) {
+    wrong = checker.compute(held && checker.pending());
+    if (wrong.empty() && random() % 5 == 0) {
+      checker.skip();
+    }
+    const bool drains = checker.pending() && (!held || random() % 3 == 0);
+    if (wrong.empty() && drains) {
+      wrong = checker.drain();
+    }
+    if (wrong.empty() && !checker.pending() && random() % 2 == 0) {
+      wrong = checker.evaluate();
+    }
+  }
+  return wrong;
+}
+
+TEST(Properties, PeaksStayWithinBudgetsAndWhatFitsIsPlanned) {
+  int planned = 0, refused = 0;
+  for_each_case(1500, 4, [&](const RandomCase& one, std::mt19937_64&) {
+    const PlanSettings& settings = one.settings;
+    const auto plan = make_plan(one.model, settings, one.machine);
+    const bool smallest_fits = fits(smallest(one.model, settings), settings);
+    if (!plan) {
+      ++refused;
+      EXPECT_FALSE(smallest_fits) << "refused, although the smallest plan fits";
+      EXPECT_EQ(plan.error().code, ExitCode::kDoesNotFit);
+      return;
+    }
+    ++planned;
+    if (!settings.separate_device) {  // with two budgets the smallest in sum is not alone
+      EXPECT_TRUE(smallest_fits) << "planned, although nothing should fit";
+    }
+    EXPECT_LE(plan->host_arena_bytes, settings.host_memory_bytes);
+    EXPECT_LE(plan->device_arena_bytes, settings.separate_device ? device_budget(settings) : 0);
+    EXPECT_LE(plan->host_arena_bytes, plan->host_peak_bytes);
+    EXPECT_LE(plan->device_arena_bytes, plan->device_peak_bytes);
+  });
+  if (kPart == 1 && !HasFailure()) {
+    EXPECT_GT(planned, 500);
+    EXPECT_GT(refused, 50);
+  }
+}
+
+TEST(Properties, EveryAccessFindsItsDataInAnyOrderThatWaitsAllow) {
+  int planned = 0;
+  for_each_case(1500, 4, [&](const RandomCase& one, std::mt19937_64& random) {
+    const auto plan = make_plan(one.model, one.settings, one.machine);
+    if (!plan) {
+      return;
+    }
+    ++planned;
+    for (const Program* program : programs_of(*plan)) {
+      for (std::size_t i = 0; i < program->instructions.size(); ++i) {
+        for (const int wait : program->instructions[i].waits) {
+          ASSERT_LT(wait, static_cast<int>(i)) << program->name;
+          ASSERT_GE(wait, 0) << program->name;
+        }
+      }
+    }
+    ProgramChecker checker(one.model, *plan, random);
+    EXPECT_EQ(live(checker, *plan, random), "");
+  });
+  EXPECT_GT(planned, 500 / kPart);
+}
+
+// The checker sees what is wrong: of the waits that programs have, one is left out.
+TEST(Properties, TheCheckerFindsAWaitThatIsLeftOut) {
+  int found = 0, tried = 0;
+  for_each_case(300, 3, [&](const RandomCase& one, std::mt19937_64& random) {
+    auto plan = make_plan(one.model, one.settings, one.machine);
+    if (!plan) {
+      return;
+    }
+    Program& program = plan->update == Update::kHeld ? plan->compute_held : plan->compute;
+    Instruction& instruction = program.instructions[random() % program.instructions.size()];
+    if (instruction.waits.empty()) {
+      return;
+    }
+    instruction.waits.pop_back();
+    ++tried;
+    ProgramChecker checker(one.model, *plan, random);
+    found += live(checker, *plan, random).empty() ? 0 : 1;
+  });
+  // An order that does harm is drawn more often than not.
+  EXPECT_GT(found * 3, tried);
+}
+
+double bytes_of(const Prediction& prediction, const char* link) {
+  const auto found = prediction.link_bytes.find(link);
+  return found == prediction.link_bytes.end() ? 0.0 : static_cast<double>(found->second);
+}
+
+TEST(Properties, NoPlanBeatsTheBounds) {
+  constexpr double kExact = 1 + 1e-9;
+  double best = 0;
+  for_each_case(1500, 4, [&](const RandomCase& one, std::mt19937_64&) {
+    const auto plan = make_plan(one.model, one.settings, one.machine);
+    if (!plan) {
+      return;
+    }
+    for (const Prediction& prediction : plan->predictions) {
+      SCOPED_TRACE(prediction.variant);
+      const Bound bound = bound_of(one.model, one.settings, one.machine, *plan, prediction.variant);
+      EXPECT_LE(bound.placed.seconds.largest(), prediction.seconds * kExact)
+          << bound.placed.seconds.limit();
+      EXPECT_LE(bound.order_seconds, prediction.seconds * kExact);
+      EXPECT_LE(bound.placed.bytes.nvme_read, bytes_of(prediction, "nvme_read"));
+      EXPECT_LE(bound.placed.bytes.nvme_write,
+                bytes_of(prediction, "nvme_write") + bytes_of(prediction, "commit"));
+      EXPECT_LE(bound.placed.bytes.h2d, bytes_of(prediction, "h2d"));
+      EXPECT_LE(bound.placed.bytes.d2h, bytes_of(prediction, "d2h"));
+      EXPECT_EQ(prediction.bound_seconds, bound.placed.seconds.largest());
+      EXPECT_EQ(prediction.order_bound_seconds, bound.order_seconds);
+    }
+    const Bound steady = bound_of(one.model, one.settings, one.machine, *plan);
+    // Freedom never costs: what is bound by this residency is bound by any.
+    EXPECT_LE(steady.budget.bytes.nvme_read, steady.placed.bytes.nvme_read * kExact);
+    EXPECT_LE(steady.budget.bytes.nvme_write, steady.placed.bytes.nvme_write * kExact);
+    EXPECT_LE(steady.budget.bytes.h2d, steady.placed.bytes.h2d * kExact);
+    EXPECT_LE(steady.budget.bytes.d2h, steady.placed.bytes.d2h * kExact);
+    EXPECT_LE(steady.resident_bytes, steady.state_bytes);
+    best = std::max(best, steady.order_seconds / find_prediction(*plan, "steady")->seconds);
+  });
+  EXPECT_GT(best, kPart == 1 ? 0.95 : 0.5) << "a bound that nothing comes near is no bound";
+}
+
+}  // namespace
+}  // namespace headrace::plan
