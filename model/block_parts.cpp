@@ -78,19 +78,37 @@ ProjectionWorkspace projection_workspace(std::span<const kernels::LinearShape> s
   return result;
 }
 
-double linear_flops(std::span<const kernels::LinearShape> shapes) {
-  double flops = 0;
+void add_projections(std::span<const kernels::LinearShape> shapes, plan::UnitCost& cost) {
   for (const kernels::LinearShape& shape : shapes) {
-    flops += 2.0 * static_cast<double>(shape.rows) * static_cast<double>(shape.inputs) *
-             static_cast<double>(shape.outputs);
+    plan::Product product{.pass = plan::ProductPass::kForward,
+                          .layout = shape.layout == kernels::WeightLayout::kOutIn
+                                        ? plan::WeightLayout::kOutIn
+                                        : plan::WeightLayout::kInOut,
+                          .rows = shape.rows,
+                          .inputs = shape.inputs,
+                          .outputs = shape.outputs};
+    cost.forward.add(product);
+    product.pass = plan::ProductPass::kInput;
+    cost.backward.add(product);
+    product.pass = plan::ProductPass::kWeight;
+    cost.backward.add(product);
+    if (shape.bias) {
+      cost.backward.add(plan::ElementOperation::kColumnSum,
+                        static_cast<double>(shape.rows * shape.outputs));
+    }
   }
-  return flops;
 }
 
-double attention_flops(const kernels::AttentionShape& shape) {
+// Causal: half of the T x T scores. Forward multiplies twice with them, backward five times.
+void add_attention(const kernels::AttentionShape& shape, plan::UnitCost& cost) {
   const auto sequence = static_cast<double>(shape.sequence);
-  return 2.0 * static_cast<double>(shape.batch) * sequence * sequence *
-         static_cast<double>(shape.heads * shape.head_dim);
+  const double product = static_cast<double>(shape.batch) * sequence * sequence *
+                         static_cast<double>(shape.heads * shape.head_dim);
+  cost.forward.sequence = cost.backward.sequence = shape.sequence;
+  cost.forward.attention_forward_flops += 2 * product;
+  cost.backward.attention_backward_flops += 5 * product;
+  ++cost.forward.operations;
+  ++cost.backward.operations;
 }
 
 }  // namespace headrace::model

@@ -115,8 +115,8 @@ struct ProjectionWorkspace {
 [[nodiscard]] ProjectionWorkspace projection_workspace(std::span<const kernels::LinearShape> shapes,
                                                        int threads);
 
-[[nodiscard]] double linear_flops(std::span<const kernels::LinearShape> shapes);
-// Causal: half of the T x T scores. Forward multiplies twice with them, backward five times.
-[[nodiscard]] double attention_flops(const kernels::AttentionShape& shape);
+// What projections, and attention, add to a unit's passes. Biases' gradients are sums of columns.
+void add_projections(std::span<const kernels::LinearShape> shapes, plan::UnitCost& cost);
+void add_attention(const kernels::AttentionShape& shape, plan::UnitCost& cost);
 
 }  // namespace headrace::model

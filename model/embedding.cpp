@@ -274,17 +274,17 @@ class HostEmbedding final : public exec::Embedding {
 
 }  // namespace
 
+// Host operations: a lookup adds a row for each table to zeros, its gradient sums rows.
 plan::UnitCost embedding_cost(const Architecture& a, const BatchShape& batch) {
-  const std::int64_t rows = batch.micro_batch * batch.seq_len;
-  const std::int64_t tables = a.family == Family::kGpt2 ? 2 : 1;
-  const double activation = 4.0 * static_cast<double>(rows) * static_cast<double>(a.hidden);
-  return {.forward_flops = 0,
-          .backward_flops = 0,
-          .forward_bytes = activation * static_cast<double>(1 + 3 * tables),
-          .backward_bytes = activation * static_cast<double>(3 * tables),
-          .forward_workspace_bytes = 0,
-          .backward_workspace_bytes = 0,
-          .saved_bytes = 0};
+  const auto elements =
+      static_cast<double>(batch.micro_batch * batch.seq_len) * static_cast<double>(a.hidden);
+  plan::UnitCost cost;
+  for (int table = 0; table < (a.family == Family::kGpt2 ? 2 : 1); ++table) {
+    cost.forward.add(plan::ElementOperation::kAdd, elements);
+    cost.backward.add(plan::ElementOperation::kAdd, elements);
+  }
+  cost.forward.add(plan::ElementOperation::kAdd, elements);
+  return cost;
 }
 
 std::unique_ptr<exec::Embedding> make_embedding(const plan::ModelSpec& spec,

@@ -331,22 +331,24 @@ std::vector<plan::TensorSpec> gpt2_block_tensors(const Architecture& a, std::int
 plan::UnitCost gpt2_block_cost(const Architecture& architecture, const BatchShape& batch) {
   const Shapes shapes = shapes_of(architecture, batch);
   const Places places = places_of(shapes, batch.compute_threads);
-  const double linear = linear_flops(shapes.linears());
-  const double attention = attention_flops(shapes.attention);
-  const auto row_floats = [&](std::int64_t of_hidden, std::int64_t of_ffn) {
-    return 4.0 * static_cast<double>(shapes.rows) *
-           static_cast<double>(of_hidden * shapes.hidden + of_ffn * shapes.ffn);
-  };
-  // Forward: two norms read and write, two additions read two and write one, attention 4; gelu.
-  // Backward: two norms again and backward (read x, dy, dx; write dx), biases' sums, attention 8;
-  // gelu and its backward.
-  return {.forward_flops = linear + attention,
-          .backward_flops = 2.0 * linear + 2.5 * attention,
-          .forward_bytes = row_floats(2 * 2 + 2 * 3 + 4, 2),
-          .backward_bytes = row_floats(2 * 2 + 2 * 4 + 5 + 8, 2 + 3 + 1),
-          .forward_workspace_bytes = places.forward_bytes,
-          .backward_workspace_bytes = places.backward_bytes,
-          .saved_bytes = places.saved_bytes};
+  const auto narrow = static_cast<double>(shapes.rows * shapes.hidden);
+  const auto wide = static_cast<double>(shapes.rows * shapes.ffn);
+  plan::UnitCost cost{.forward_workspace_bytes = places.forward_bytes,
+                      .backward_workspace_bytes = places.backward_bytes,
+                      .saved_bytes = places.saved_bytes};
+  add_projections(shapes.linears(), cost);
+  add_attention(shapes.attention, cost);
+  using Operation = plan::ElementOperation;
+  for (int half = 0; half < 2; ++half) {
+    cost.forward.add(Operation::kNorm, narrow);
+    cost.forward.add(Operation::kAdd, narrow);
+    cost.backward.add(Operation::kNorm, narrow);
+    cost.backward.add(Operation::kNormBackward, narrow);
+  }
+  cost.forward.add(Operation::kGelu, wide);
+  cost.backward.add(Operation::kGelu, wide);
+  cost.backward.add(Operation::kGeluBackward, wide);
+  return cost;
 }
 
 std::unique_ptr<exec::Block> make_gpt2_block(const Architecture& architecture,

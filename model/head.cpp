@@ -258,34 +258,30 @@ void set_head_costs(const Architecture& architecture,
                     plan::HeadSpec& head) {
   const kernels::HeadShape shape = head_shape(architecture, batch, head.rows_per_chunk);
   const Places places = places_of(shape, architecture.family, batch.compute_threads);
-  const auto rows = static_cast<double>(shape.rows);
-  const auto columns = static_cast<double>(shape.columns);
-  const auto piece_rows = static_cast<double>(head.rows.front().rows);
-  const double activation = 4.0 * rows * columns;
-  const double product = 2.0 * rows * columns * piece_rows;
+  const std::int64_t piece_rows = head.rows.front().rows;
+  const auto activation = static_cast<double>(shape.rows * shape.columns);
+  const auto logits = static_cast<double>(shape.rows * piece_rows);
   head.state_bytes = places.state_bytes;
-  unit.cost = {.forward_flops = 0,
-               .backward_flops = 0,
-               .forward_bytes = 2.0 * activation,
-               .backward_bytes = 3.0 * activation,
-               .forward_workspace_bytes = 0,
-               .backward_workspace_bytes = places.norm_backward_bytes,
-               .saved_bytes = 0};
-  head.score = {.forward_flops = product,
-                .backward_flops = 0,
-                .forward_bytes = 4.0 * rows * piece_rows,
-                .backward_bytes = 0,
-                .forward_workspace_bytes = places.score_bytes,
-                .backward_workspace_bytes = 0,
-                .saved_bytes = 0};
+  unit.cost = {.backward_workspace_bytes = places.norm_backward_bytes};
+  unit.cost.forward.add(plan::ElementOperation::kNorm, activation);
+  unit.cost.backward.add(plan::ElementOperation::kNormBackward, activation);
+
+  plan::Product product{.pass = plan::ProductPass::kForward,
+                        .layout = plan::WeightLayout::kOutIn,
+                        .rows = shape.rows,
+                        .inputs = shape.columns,
+                        .outputs = piece_rows};
+  head.score = {.forward_workspace_bytes = places.score_bytes};
+  head.score.forward.add(product);
+  head.score.forward.add(plan::ElementOperation::kSoftmax, logits);
   // Logits again, then d(hidden) and d(weights).
-  head.gradient = {.forward_flops = 0,
-                   .backward_flops = 3.0 * product,
-                   .forward_bytes = 0,
-                   .backward_bytes = 2.0 * 4.0 * rows * piece_rows,
-                   .forward_workspace_bytes = 0,
-                   .backward_workspace_bytes = places.gradient_bytes,
-                   .saved_bytes = 0};
+  head.gradient = {.backward_workspace_bytes = places.gradient_bytes};
+  head.gradient.backward.add(product);
+  head.gradient.backward.add(plan::ElementOperation::kSoftmax, logits);
+  product.pass = plan::ProductPass::kInput;
+  head.gradient.backward.add(product);
+  product.pass = plan::ProductPass::kWeight;
+  head.gradient.backward.add(product);
 }
 
 std::unique_ptr<exec::Head> make_head(const Architecture& architecture,

@@ -28,9 +28,8 @@ struct Shapes {
     return {q, kv, o, up, down};
   }
 
-  [[nodiscard]] double linear_flops() const {
-    const std::array<kernels::LinearShape, 7> all{q, kv, kv, o, up, up, down};
-    return model::linear_flops(all);
+  [[nodiscard]] std::array<kernels::LinearShape, 7> linears() const {
+    return {q, kv, kv, o, up, up, down};
   }
 
   [[nodiscard]] kernels::NormShape norm() const { return {.rows = rows, .columns = hidden}; }
@@ -379,26 +378,28 @@ std::vector<plan::TensorSpec> llama_block_tensors(const Architecture& a, std::in
 plan::UnitCost llama_block_cost(const Architecture& architecture, const BatchShape& batch) {
   const Shapes shapes = shapes_of(architecture, batch);
   const Places places = places_of(shapes, batch.compute_threads);
-  const double linear = shapes.linear_flops();
-  const double attention = attention_flops(shapes.attention);
-  const auto row_floats = [&](std::int64_t floats) {
-    return 4.0 * static_cast<double>(shapes.rows) * static_cast<double>(floats);
+  const auto elements = [&](std::int64_t columns) {
+    return static_cast<double>(shapes.rows * columns);
   };
-  const std::int64_t c = shapes.hidden;
-  const std::int64_t q = shapes.q_width;
-  const std::int64_t kv = shapes.kv_width;
-  // Forward: two norms read and write, two additions, rotation of q and k, attention, SwiGLU.
-  // Backward: norms again and backward (read x, dy, dx; write dx), rotation, attention, SwiGLU
-  // twice.
-  return {.forward_flops = linear + attention,
-          .backward_flops = 2.0 * linear + 2.5 * attention,
-          .forward_bytes =
-              row_floats((2 * 2 + 2 * 3) * c + 2 * (q + kv) + 2 * q + 2 * kv + 3 * shapes.ffn),
-          .backward_bytes = row_floats((2 * 2 + 2 * 4) * c + 2 * (q + kv) + 4 * q + 4 * kv +
-                                       (3 + 5) * shapes.ffn),
-          .forward_workspace_bytes = places.forward_bytes,
-          .backward_workspace_bytes = places.backward_bytes,
-          .saved_bytes = places.saved_bytes};
+  plan::UnitCost cost{.forward_workspace_bytes = places.forward_bytes,
+                      .backward_workspace_bytes = places.backward_bytes,
+                      .saved_bytes = places.saved_bytes};
+  add_projections(shapes.linears(), cost);
+  add_attention(shapes.attention, cost);
+  using Operation = plan::ElementOperation;
+  for (plan::Work* work : {&cost.forward, &cost.backward}) {
+    work->add(Operation::kRotate, elements(shapes.q_width));
+    work->add(Operation::kRotate, elements(shapes.kv_width));
+    work->add(Operation::kSwiglu, elements(shapes.ffn));
+  }
+  cost.backward.add(Operation::kSwigluBackward, elements(shapes.ffn));
+  for (int half = 0; half < 2; ++half) {
+    cost.forward.add(Operation::kNorm, elements(shapes.hidden));
+    cost.forward.add(Operation::kAdd, elements(shapes.hidden));
+    cost.backward.add(Operation::kNorm, elements(shapes.hidden));
+    cost.backward.add(Operation::kNormBackward, elements(shapes.hidden));
+  }
+  return cost;
 }
 
 std::unique_ptr<exec::Block> make_llama_block(const Architecture& architecture,

@@ -15,7 +15,7 @@
 
 namespace headrace::train {
 
-inline constexpr int kMachineSchema = 4;
+inline constexpr int kMachineSchema = 5;
 inline constexpr int kMachineSchemaOldest = 3;  // that is read
 
 struct MachineFile {

@@ -24,91 +24,32 @@
 #include "core/quantity.hpp"
 #include "core/system.hpp"
 #include "core/threads.hpp"
-#include "kernels/kernels.hpp"
 #include "optim_cpu/convert.hpp"
+#include "optim_cpu/gradient.hpp"
 #include "optim_cpu/optimizers.hpp"
 #include "optim_cpu/threads.hpp"
 #include "scheduler/exec/state_format.hpp"
-#include "tiers/device.hpp"
 #include "tiers/memory.hpp"
+#include "train/measure.hpp"
+#include "train/probe_kernels.hpp"
 #include "train/probe_nvme.hpp"
 
 namespace headrace::train {
 namespace {
 
-using Clock = std::chrono::steady_clock;
 using plan::MachineProfile;
 
-// Of each measurement: of what tells most of a step's time, and of the others.
-constexpr std::chrono::milliseconds kTime{200};
-constexpr std::chrono::milliseconds kShortTime{80};
-constexpr std::int64_t kGemmRows = 512;
-constexpr std::int64_t kGemmColumns = 1024;
+// Of what tells most of a step's time, and of the others.
+constexpr Effort kEffort{.time = std::chrono::milliseconds(120)};
+constexpr Effort kShortEffort{.time = std::chrono::milliseconds(50)};
+constexpr plan::Product kLargeProduct = {.rows = 512, .inputs = 1024, .outputs = 1024};
 // Of the memory that is passed over: twice the caches, so that they hold little of it from one
 // round to the next, within these bounds and an eighth of what is free.
 constexpr std::uint64_t kMemoryBytesMin = std::uint64_t{128} << 20U;
 constexpr std::uint64_t kMemoryBytesMax = std::uint64_t{1} << 30U;
 
-// Work per second of `round`, the best of as many rounds as fit in the time, after one that warms
-// up.
-template <class Round>
-double best_rate(std::chrono::milliseconds time, double work_of_round, const Round& round) {
-  round();
-  double best = 0;
-  const Clock::time_point end = Clock::now() + time;
-  while (Clock::now() < end) {
-    const Clock::time_point begin = Clock::now();
-    round();
-    const std::chrono::duration<double> seconds = Clock::now() - begin;
-    best = std::max(best, work_of_round / std::max(seconds.count(), 1e-9));
-  }
-  return best;
-}
-
 void fill(std::span<float> values, float value) {
   std::fill(values.begin(), values.end(), value);
-}
-
-Result<double> gemm_rate(int threads) {
-  const kernels::LinearShape shape = {.rows = kGemmRows,
-                                      .inputs = kGemmColumns,
-                                      .outputs = kGemmColumns,
-                                      .layout = kernels::WeightLayout::kOutIn,
-                                      .bias = false};
-  const std::size_t workspace_bytes = kernels::linear_workspace_bytes(shape, threads);
-  const std::size_t matrix_bytes = static_cast<std::size_t>(kGemmColumns * kGemmColumns) * 4;
-  HEADRACE_ASSIGN(
-      const std::unique_ptr<tiers::Arena> arena,
-      tiers::Arena::create(tiers::Tier::kHost, "probe", 3 * matrix_bytes + workspace_bytes));
-  auto* x = reinterpret_cast<float*>(arena->data());
-  auto* weight = reinterpret_cast<float*>(arena->data() + matrix_bytes);
-  auto* y = reinterpret_cast<float*>(arena->data() + 2 * matrix_bytes);
-  fill({x, matrix_bytes / 4}, 0.5F);
-  fill({weight, matrix_bytes / 4}, 0.25F);
-  tiers::Runtime runtime;
-  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Device> device,
-                  tiers::make_cpu_device(runtime, {.compute_threads = threads}));
-  const kernels::Context context = {
-      .queue = device->compute(),
-      .workspace = {arena->data() + 3 * matrix_bytes, workspace_bytes},
-      .threads = threads};
-  kernels::LinearArgs args;
-  args.shape = shape;
-  args.x = {.data = x};
-  args.weight = {.data = weight};
-  args.y = {.data = y};
-  std::optional<Error> error;
-  const double flops = 2.0 * kGemmRows * kGemmColumns * kGemmColumns;
-  const double rate = best_rate(kTime, flops, [&] {
-    kernels::linear(context, args);
-    if (Status status = device->compute().record().wait_host(); !status) {
-      error = std::move(status).error();
-    }
-  });
-  if (error) {
-    return *std::move(error);
-  }
-  return rate;
 }
 
 std::uint64_t memory_bytes_passed() {
@@ -126,6 +67,16 @@ void fill(std::span<float> values, float value, optim::Threads& team) {
   team.parallel_for(static_cast<std::int64_t>(values.size() / kBlock), [&](std::int64_t block) {
     fill(values.subspan(static_cast<std::size_t>(block) * kBlock, kBlock), value);
   });
+}
+
+// The median of rounds that cannot fail.
+template <class Round>
+double rate_of(const Effort& effort, double work_of_round, const Round& round) {
+  const Result<Sample> sample = measure_rate(effort, work_of_round, [&]() -> Status {
+    round();
+    return {};
+  });
+  return sample ? sample->median : 0;
 }
 
 // Updates and decoding of one tile that fills the memory, in one state format.
@@ -161,17 +112,17 @@ plan::UpdateRates update_rates(const plan::StateFormat& format,
   const auto update = [&] { optim::update_tile(optimizer, tile, stats, team); };
   const auto work = static_cast<double>(params);
   plan::UpdateRates rates;
-  rates.update_params_per_s = best_rate(kShortTime, work, update);
+  rates.update_params_per_s = rate_of(kShortEffort, work, update);
   if (format.decoded) {
     auto* weights = reinterpret_cast<float*>(take(params * kFloatBytes));
-    rates.decode_params_per_s = best_rate(kShortTime, work, [&] {
+    rates.decode_params_per_s = rate_of(kShortEffort, work, [&] {
       optim::read_weights(optimizer,
                           {.param = tile.param, .state = tile.state, .tile_elements = params},
                           weights,
                           team);
     });
     tile.decoded = weights;
-    rates.update_decoded_params_per_s = best_rate(kShortTime, work, update);
+    rates.update_decoded_params_per_s = rate_of(kShortEffort, work, update);
   }
   return rates;
 }
@@ -180,24 +131,20 @@ struct MomentArrays {
   std::span<float> param, gradient, m, v;
 };
 
-// Memory, copies and checksums over the same four arrays; updates in their memory.
-Status state_rates(int threads, MachineProfile& profile) {
-  const std::uint64_t all_bytes = memory_bytes_passed();
-  const std::size_t bytes = all_bytes / 4;
+// Memory, copies, checksums and gradients over the same four arrays; updates in their memory.
+void state_rates(std::span<std::byte> memory, optim::Threads& team, MachineProfile& profile) {
+  const std::size_t bytes = memory.size() / 4;
   const auto elements = static_cast<std::int64_t>(bytes / 4);
-  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
-                  tiers::Arena::create(tiers::Tier::kHost, "probe", all_bytes));
-  HEADRACE_ASSIGN(const std::unique_ptr<optim::Threads> team, optim::Threads::create(threads));
   const auto array = [&](std::size_t index) {
-    return std::span(reinterpret_cast<float*>(arena->data() + index * bytes),
+    return std::span(reinterpret_cast<float*>(memory.data() + index * bytes),
                      static_cast<std::size_t>(elements));
   };
   const MomentArrays arrays = {array(0), array(1), array(2), array(3)};
   for (const std::span<float> values : {arrays.param, arrays.gradient, arrays.m, arrays.v}) {
-    fill(values, 0.001F, *team);
+    fill(values, 0.001F, team);
   }
-  profile.memory_bytes_per_s = best_rate(kTime, 7.0 * static_cast<double>(bytes), [&] {
-    team->parallel_for_ranges(elements / optim::kBlockElements, [&](auto begin, auto end) {
+  profile.memory_bytes_per_s = rate_of(kEffort, 7.0 * static_cast<double>(bytes), [&] {
+    team.parallel_for_ranges(elements / optim::kBlockElements, [&](auto begin, auto end) {
       for (auto i = static_cast<std::size_t>(begin * optim::kBlockElements);
            i < static_cast<std::size_t>(end * optim::kBlockElements);
            ++i) {
@@ -207,17 +154,33 @@ Status state_rates(int threads, MachineProfile& profile) {
       }
     });
   });
-  profile.host_copy_bytes_per_s = best_rate(kShortTime, static_cast<double>(bytes), [&] {
+  profile.host_copy_bytes_per_s = rate_of(kShortEffort, static_cast<double>(bytes), [&] {
     std::memcpy(arrays.m.data(), arrays.param.data(), bytes);
   });
+  std::vector<double> sums(static_cast<std::size_t>(optim::count_blocks(elements)));
+  profile.collect_params_per_s = rate_of(kShortEffort, static_cast<double>(elements), [&] {
+    static_cast<void>(optim::collect_blocks({.incoming = arrays.gradient.data(),
+                                             .target = arrays.gradient.data(),
+                                             .elements = elements},
+                                            sums,
+                                            team));
+  });
   std::uint64_t hash = 0;
-  profile.checksum_bytes_per_s = best_rate(kShortTime, static_cast<double>(bytes), [&] {
+  profile.checksum_bytes_per_s = rate_of(kShortEffort, static_cast<double>(bytes), [&] {
     hash ^= hash_bytes(std::as_bytes(arrays.param));
   });
   log_debug(fmt::format("probe: sum {}", hash));  // the hash has a reader, so it is not left out
   for (const plan::StateFormat& format : exec::state_formats()) {
-    profile.update_rates[format.name] = update_rates(format, {arena->data(), all_bytes}, *team);
+    profile.update_rates[format.name] = update_rates(format, memory, team);
   }
+}
+
+// The largest of a few rounds now, and of what is known.
+Status large_product_rate(KernelBench& kernels, MachineProfile& profile) {
+  const KernelBench::Round large = kernels.product(kLargeProduct);
+  HEADRACE_ASSIGN(const Sample gemm,
+                  measure_rate(kShortEffort, large.work, [&] { return kernels.run(large); }));
+  profile.gemm_fp32_flops_per_s = std::max(profile.gemm_fp32_flops_per_s, gemm.median);
   return {};
 }
 
@@ -405,9 +368,10 @@ std::optional<MachineFile> cached_machine(const std::string& cache, const Machin
     return std::nullopt;
   }
   if (lacks_rates(*machine)) {
-    log_info(fmt::format(
-        "'{}' is of an older version, without update rates of every state format; measuring again",
-        cache));
+    log_info(
+        fmt::format("'{}' is of an older version and lacks rates that predictions are made from; "
+                    "measuring again",
+                    cache));
     return std::nullopt;
   }
   const std::vector<std::string> differences = fingerprint_differences(machine->profile, here);
@@ -421,15 +385,30 @@ std::optional<MachineFile> cached_machine(const std::string& cache, const Machin
 }  // namespace
 
 Result<MachineFile> probe_machine(const std::string& store_folder) {
-  log_info("measuring this machine (two to three seconds, once)");
+  log_info("measuring this machine (three to four seconds, once)");
   MachineFile machine;
   HEADRACE_ASSIGN(machine.profile, this_machine());
   machine.profile.schema = kMachineSchema;
   // OpenMP's team, oneTBB's, and the drive's.
   HEADRACE_TRY(check_threads(2 * machine.profile.cores + kDriveProbeThreads));
-  HEADRACE_ASSIGN(machine.profile.gemm_fp32_flops_per_s, gemm_rate(machine.profile.cores));
-  HEADRACE_TRY(state_rates(machine.profile.cores, machine.profile));
+  const std::uint64_t bytes = memory_bytes_passed();
+  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
+                  tiers::Arena::create(tiers::Tier::kHost, "probe", bytes));
+  const std::span<std::byte> memory(arena->data(), bytes);
+  const std::span<float> floats(reinterpret_cast<float*>(arena->data()), bytes / sizeof(float));
+  HEADRACE_ASSIGN(const std::unique_ptr<optim::Threads> team,
+                  optim::Threads::create(machine.profile.cores));
+  HEADRACE_ASSIGN(const std::unique_ptr<KernelBench> kernels,
+                  KernelBench::create(memory, machine.profile.cores));
+  const auto compute = [&]() -> Status {
+    fill(floats, 0.001F, *team);
+    HEADRACE_TRY(large_product_rate(*kernels, machine.profile));
+    return kernel_rates(*kernels, machine.profile);
+  };
+  HEADRACE_TRY(compute());
+  state_rates(memory, *team, machine.profile);
   HEADRACE_ASSIGN(const DriveRates drive, probe_drive(existing_parent(store_folder)));
+  HEADRACE_TRY(compute());
   set_drive(drive, machine);
   std::string updates;
   for (const auto& [state, rates] : machine.profile.update_rates) {

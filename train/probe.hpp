@@ -1,11 +1,11 @@
-// The built-in probe: two to three seconds that measure the rates of a machine profile.
+// The built-in probe: three to four seconds that measure the rates of a machine profile.
 //
-// What is measured is what the engine uses: its own GEMM, AdamW and checksums, a stream over memory
-// of AdamW's shape, one thread's memcpy, and direct reads and writes of incompressible data in the
-// store's folder (a nameless file that is gone whatever happens). Rates are the best of several
-// rounds; what cannot be measured is 0, with a line in the log. It never changes numbers of a run:
-// predictions and placement only. Thread: main's, before a run's own threads exist. Failure: no
-// memory; a drive that reads back something else than was written is corrupt data.
+// What is measured is what the engine uses: its own kernels, AdamW and checksums, a stream over
+// memory of AdamW's shape, one thread's memcpy, and direct reads and writes of incompressible data
+// in the store's folder (a nameless file that is gone whatever happens). Rates are the median of
+// several rounds; what cannot be measured is 0, with a line in the log. It never changes numbers of
+// a run: predictions and placement only. Thread: main's, before a run's own threads exist. Failure:
+// no memory; a drive that reads back something else than was written is corrupt data.
 #pragma once
 
 #include <cstdint>

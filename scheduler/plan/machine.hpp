@@ -2,10 +2,14 @@
 // probe of train/, read by `plan` and `train`.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <functional>
 #include <map>
 #include <string>
+#include <vector>
+
+#include "scheduler/plan/work.hpp"
 
 namespace headrace::plan {
 
@@ -17,17 +21,30 @@ struct UpdateRates {
   double decode_params_per_s = 0;          // weights as floats, without an update
 };
 
+// A rate that depends on a size: measured at ascending sizes, in between as rates_at says.
+struct SizedRates {
+  std::vector<double> sizes;
+  std::vector<double> rates;  // as many; none: not measured
+};
+
 // Rates are bytes or operations per second. 0 = not measured (the planner then takes a conservative
 // value and says so).
 struct MachineProfile {
-  int schema = 4;
+  int schema = 5;
   // Fingerprint: a mismatch with the machine at hand is a warning.
   std::string cpu;
   int cores = 0;
   std::uint64_t memory_bytes = 0;
   std::string kernel;
   // Rates with all cores (of the CPU device).
-  double gemm_fp32_flops_per_s = 0;
+  double gemm_fp32_flops_per_s = 0;  // a large one
+  // Products in fp32 by what they are for, layout of the weight and number of rows, over weights
+  // that are in no cache; flops per second.
+  std::array<std::array<SizedRates, kWeightLayouts>, kProductPasses> gemm{};
+  SizedRates attention_forward, attention_backward;  // by tokens of a sequence; flops per second
+  std::array<double, kElementOperations> elements_per_s{};  // of activations
+  double operation_s = 0;            // of a kernel on all cores, however little it has to do
+  double collect_params_per_s = 0;   // gradients checked, summed and kept, in fp32
   double memory_bytes_per_s = 0;     // stream of Adam's shape: 4 reads, 3 in-place writes
   double host_copy_bytes_per_s = 0;  // h2d and d2h of the CPU's separate arena, without caps
   std::map<std::string, UpdateRates, std::less<>> update_rates;  // by StateFormat::name

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "core/error.hpp"
+#include "scheduler/plan/work.hpp"
 
 namespace headrace::plan {
 
@@ -43,11 +44,8 @@ enum class UnitKind : std::uint8_t { kEmbedding, kBlock, kHead };
 // Costs of one micro-batch through a unit (for a head: through its norm, and a row piece, see
 // HeadSpec).
 struct UnitCost {
-  double forward_flops = 0;
-  double backward_flops = 0;  // without recompute
-  double forward_bytes =
-      0;  // activation bytes moved by memory-bound operations, for the time estimate
-  double backward_bytes = 0;
+  Work forward = {};
+  Work backward = {};  // without recompute
   std::size_t forward_workspace_bytes = 0;
   std::size_t backward_workspace_bytes = 0;
   std::size_t saved_bytes = 0;  // activations that forward leaves for backward (kept, or recomputed

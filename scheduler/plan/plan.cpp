@@ -96,6 +96,9 @@ Result<Plan> make_plan(const ModelSpec& model,
     for (std::string& note : missing_update_rates(machine, settings.format)) {
       best->plan.notes.push_back(std::move(note));
     }
+    if (std::string note = missing_compute_rates(machine); !note.empty()) {
+      best->plan.notes.push_back(std::move(note));
+    }
   }
   return std::move(best->plan);
 }

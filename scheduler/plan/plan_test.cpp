@@ -75,10 +75,8 @@ ModelSpec make_model(
                      tensor("down", {hidden, 4 * hidden})};
     lay_out(block);
     block.pieces = {{.begin = 0, .elements = block.elements}};
-    block.cost = {.forward_flops = 1e9,
-                  .backward_flops = 2e9,
-                  .forward_bytes = 1e6,
-                  .backward_bytes = 2e6,
+    block.cost = {.forward = {.attention_forward_flops = 1e9},
+                  .backward = {.attention_backward_flops = 2e9},
                   .forward_workspace_bytes = 1 << 16,
                   .backward_workspace_bytes = 1 << 17,
                   .saved_bytes = 1 << 18};
@@ -750,6 +748,9 @@ OptimizerWork optimizer_work(const Program& program) {
 MachineProfile machine_of_rates() {
   MachineProfile machine;
   machine.gemm_fp32_flops_per_s = 1e12;
+  for (auto& of_pass : machine.gemm) {
+    of_pass.fill({.sizes = {64}, .rates = {1e12}});
+  }
   machine.memory_bytes_per_s = 20e9;
   machine.update_rates["fp32"] = {.update_params_per_s = 1e6};
   machine.update_rates["bf16"] = {.update_params_per_s = 2e6};

@@ -23,6 +23,9 @@ class Pricer {
 
  private:
   [[nodiscard]] double link_rate(const Instruction& instruction) const;
+  [[nodiscard]] double gather_seconds(const Instruction& instruction) const;
+  [[nodiscard]] double spread_seconds(const Instruction& instruction) const;
+  [[nodiscard]] double adding_seconds(const Instruction& instruction, std::size_t gradient) const;
   [[nodiscard]] double compute_seconds(const Instruction& instruction) const;
 
   const ModelSpec& model_;

@@ -1,4 +1,4 @@
-// Rates that host instructions are priced with: those of the machine profile, and what stands in
+// Rates that instructions are priced with: those of the machine profile, and what stands in
 // for one that was not measured.
 //
 // Invariant: no rate is 0. Threads: any. Failure: none.
@@ -18,6 +18,18 @@ namespace headrace::plan {
 }
 
 [[nodiscard]] double memory_rate(const MachineProfile& machine);
+
+// At a size between two measured: on the line between them where size and rate are logarithms; of
+// the nearest beyond the ends. 0 where nothing was measured.
+[[nodiscard]] double rate_at(const SizedRates& rates, double size);
+
+// Products and attention that were not measured go at the rate of the one GEMM; operations over
+// elements at that of memory; an operation has no cost of its own.
+[[nodiscard]] double seconds_of(const Work& work, const MachineProfile& machine);
+[[nodiscard]] double collect_seconds(const MachineProfile& machine, double elements);
+
+// What seconds_of had to stand in for, a sentence; "" where nothing is missing.
+[[nodiscard]] std::string missing_compute_rates(const MachineProfile& machine);
 
 // Every rate of a format. Updates that were not measured go at the rate of "fp32", and take for
 // floats that they write as well what memory does; decoding goes at the rate of the format's
