@@ -46,6 +46,7 @@ struct ExecutorOptions {
   std::uint64_t seed = 0;  // the run's, of what the optimizer rounds stochastically
   std::optional<double> h2d_bytes_per_s, d2h_bytes_per_s;
   std::vector<DriveOptions> drives;  // by folder; those that are not there take the defaults
+  tiers::nvme::BackendFactory make_io_backend = tiers::nvme::make_system_backend;
   // Makes the device of a plan with a separate one, once `cores` and the runtime are there. Empty:
   // the CPU's, with the threads and caps above.
   std::function<Result<std::unique_ptr<tiers::Device>>(tiers::Runtime& runtime,

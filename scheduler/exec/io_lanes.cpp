@@ -20,6 +20,7 @@ Result<std::unique_ptr<IoLanes>> IoLanes::create(tiers::Runtime& runtime,
     engine.request_bytes_max = drive.request_bytes;
     engine.read_bytes_per_s = drive.read_bytes_per_s;
     engine.write_bytes_per_s = drive.write_bytes_per_s;
+    engine.make_backend = options.make_io_backend;
     engine.buffers.assign(buffers.begin(), buffers.end());
     HEADRACE_ASSIGN(std::unique_ptr<tiers::nvme::IoEngine> opened,
                     tiers::nvme::IoEngine::create(runtime, store, folder, engine));

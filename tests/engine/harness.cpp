@@ -200,16 +200,20 @@ Status make_executor(const Job& job, bool first, Engine& engine) {
   HEADRACE_ASSIGN(exec::Model model,
                   model::make_model(job.options.architecture, job.spec, job.batch));
   engine.runtime.races = &engine.races;
-  exec::ExecutorOptions executor_options{.compute_threads = job.options.compute_threads,
-                                         .optimizer_threads = job.options.optimizer_threads,
-                                         .optimizer_nodes = job.options.optimizer_nodes,
-                                         .h2d_bytes_per_s = {},
-                                         .d2h_bytes_per_s = {},
-                                         .drives = {}};
+  exec::ExecutorOptions executor_options{
+      .compute_threads = job.options.compute_threads,
+      .optimizer_threads = job.options.optimizer_threads,
+      .optimizer_nodes = job.options.optimizer_nodes,
+      .h2d_bytes_per_s = {},
+      .d2h_bytes_per_s = {},
+      .drives = std::vector<exec::DriveOptions>(static_cast<std::size_t>(job.options.folders),
+                                                job.options.drive)};
   executor_options.seed = job.options.seed;
   executor_options.stuck_after_s = 1;  // it looks, beside all else
   if (first) {
     executor_options.make_device = job.options.make_device;
+    executor_options.make_io_backend = job.options.make_io_backend;
+    model = job.options.wrap_model ? job.options.wrap_model(std::move(model)) : std::move(model);
   }
   HEADRACE_ASSIGN(engine.executor,
                   exec::Executor::create(engine.runtime,

@@ -49,6 +49,10 @@ struct RunOptions {
   // `on_end` before it is destroyed. Of the first executor only.
   decltype(exec::ExecutorOptions::make_device) make_device;
   std::function<void()> on_made, on_end;
+  exec::DriveOptions drive;  // of every folder
+  // Of the first executor only: what I/O goes through, and what stands for the model.
+  tiers::nvme::BackendFactory make_io_backend = tiers::nvme::make_system_backend;
+  std::function<exec::Model(exec::Model model)> wrap_model;
   // Commits after every step. Where anything fails after a commit (with may_fail), another
   // executor, on the CPU, goes on from the last one, and the record is that of the steps that were
   // committed.
