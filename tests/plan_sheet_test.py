@@ -123,7 +123,7 @@ def off_by(ours, theirs):
 def check(name, plan, batch):
     expected = sheet(plan, batch)
     wrong = []
-    if plan["parameters"] != PUBLISHED_PARAMETERS or sum(parameters_by_unit()) != plan["parameters"]:
+    if {plan["parameters"], sum(parameters_by_unit())} != {PUBLISHED_PARAMETERS}:
         wrong.append(f"parameters: {plan['parameters']}, published are {PUBLISHED_PARAMETERS}")
     table = {row["purpose"]: row for row in plan["memory"]}
     for tier in ("device", "host", "nvme"):
@@ -132,7 +132,8 @@ def check(name, plan, batch):
         sheet_total = sum(row[tier] for row in expected.values())
         print(f"{name:12} {tier:8} {'total':12} sheet {sheet_total:16,} plan {planned_total:16,}")
         if off_by(sheet_total, planned_total) > TOLERANCE:
-            wrong.append(f"{tier} in total: {sheet_total:,} by the sheet, {planned_total:,} planned")
+            wrong.append(f"{tier} in total: {sheet_total:,} by the sheet, "
+                         f"{planned_total:,} planned")
         for purpose, row in expected.items():
             ours, theirs = row[tier], table[purpose][f"{tier}_bytes"]
             print(f"{name:12} {tier:8} {purpose:12} sheet {ours:16,} plan {theirs:16,}")

@@ -36,6 +36,7 @@ void pause(Delays& delays, unsigned one_of, std::int64_t alone_ns, tiers::Queue&
   const double factor = delays.draw(one_of);
   if (factor > 0) {
     queue.submit({.name = "delay"}, [ns = delay_ns(factor, alone_ns)] {
+      // tidy_test: a delay is what is made here, nothing waits for it to be over
       std::this_thread::sleep_for(std::chrono::nanoseconds(ns));
     });
   }

@@ -94,7 +94,7 @@ Numbers draw_numbers(Draw& draw) {
 
 void draw_budgets(Draw& draw, RunOptions& options) {
   const std::size_t least = smallest_host_bytes(options);
-  const std::size_t span = std::size_t{8} << 20U;
+  const std::size_t span = std::size_t{5} << 20U;
   options.settings.host_memory_bytes =
       least + static_cast<std::size_t>(draw.between(0, static_cast<std::int64_t>(span)));
   if (options.settings.separate_device && draw.chance(2)) {
@@ -126,7 +126,7 @@ void draw_placement(Draw& draw, RunOptions& options) {
   if (draw.chance(4)) {
     options.evaluate_after = static_cast<int>(draw.between(0, kFewSteps - 1));
   }
-  if (draw.chance(2)) {
+  if (!settings.place || draw.chance(4)) {
     draw_budgets(draw, options);
   }
 }
@@ -183,7 +183,10 @@ TEST_P(RandomRuns, HaveTheBitsOfTheRunInMemoryWhateverIsLate) {
     streamed += record.nvme_read_bytes > 0 ? 1 : 0;
   }
   std::cout << delayed << " operations were late; " << streamed << " runs streamed from NVMe\n";
-  EXPECT_GT(delayed, 0U);
+  if (kCases > 10) {
+    EXPECT_GT(delayed, 0U);
+    EXPECT_GT(streamed, 0);
+  }
 }
 
 // Few requests, of every kind: two blocks, everything on NVMe, a commit after each step.
@@ -239,8 +242,8 @@ TEST_P(RandomRuns, WhoseDriveGoesAwayEndInAnErrorAndGoOnFromTheLastCommit) {
     }
   }
   std::cout << failed << " runs failed; " << resumed << " went on from a commit\n";
-  EXPECT_GT(failed, 0);
   if (kFailures > 10) {
+    EXPECT_GT(failed, 0);
     EXPECT_GT(resumed, 0);
   }
 }
