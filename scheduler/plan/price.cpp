@@ -101,7 +101,8 @@ double Pricer::spread_seconds(const Instruction& instruction) const {
 
 // Later micro-batches compute gradients of weights in scratch, which is then added.
 double Pricer::adding_seconds(const Instruction& instruction, std::size_t gradient) const {
-  if (instruction.first || instruction.accesses[gradient].buffer < 0) {
+  if (instruction.first || instruction.accesses.size() <= gradient ||
+      instruction.accesses[gradient].buffer < 0) {
     return 0;
   }
   return 3 * static_cast<double>(instruction.accesses[gradient].bytes) / memory_rate(machine_);

@@ -18,7 +18,8 @@ class Pricer {
          const Plan& plan)
       : model_(model), settings_(settings), machine_(machine), plan_(plan) {}
 
-  // Sets seconds and link_bytes.
+  // Sets seconds and link_bytes. Of compute without operands: the least that it takes, since what
+  // is added to gradients is not known.
   void price(Instruction& instruction) const;
 
  private:

@@ -38,16 +38,18 @@ TensorSpec tensor(std::string name, std::vector<std::int64_t> shape) {
 }
 
 UnitCost cost_of(const UnitSpec& unit, const ModelSpec& model) {
-  const auto elements = static_cast<double>(unit.elements);
-  const auto rows = static_cast<double>(model.rows());
-  const auto activations = static_cast<double>(model.activation_bytes());
-  return {.forward_flops = 2 * elements * rows,
-          .backward_flops = 4 * elements * rows,
-          .forward_bytes = 8 * activations,
-          .backward_bytes = 16 * activations,
-          .forward_workspace_bytes = 4 * model.activation_bytes(),
-          .backward_workspace_bytes = 6 * model.activation_bytes(),
-          .saved_bytes = 7 * model.activation_bytes()};
+  const auto activations = static_cast<double>(model.rows() * model.hidden);
+  const auto width = static_cast<std::int64_t>(std::sqrt(static_cast<double>(unit.elements)));
+  UnitCost cost{.forward_workspace_bytes = 4 * model.activation_bytes(),
+                .backward_workspace_bytes = 6 * model.activation_bytes(),
+                .saved_bytes = 7 * model.activation_bytes()};
+  for (const ProductPass pass :
+       {ProductPass::kForward, ProductPass::kInput, ProductPass::kWeight}) {
+    Work& work = pass == ProductPass::kForward ? cost.forward : cost.backward;
+    work.add(Product{.pass = pass, .rows = model.rows(), .inputs = width, .outputs = width});
+    work.add(ElementOperation::kNorm, activations);
+  }
+  return cost;
 }
 
 UnitSpec random_block(std::mt19937_64& random, const ModelSpec& model, int number) {
