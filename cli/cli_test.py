@@ -486,6 +486,32 @@ def plans(world):
         world.fails(f"--tokens {tokens}", USAGE, *words)
 
 
+@case
+def what_ifs(world):
+    words = ["plan", world.config, "--what-if", "gemm=1000x"]
+    told = must(world.run(*words))
+    shown = all(word in told.out for word in ("today", "then", "tokens/s", "of bound", "gain"))
+    world.report.check("plan --what-if shows two plans", shown, told)
+    document = must(world.run(*words, "--what-if", "update=1000x", "--json")).json()["what_if"]
+    names = [change["name"] for change in document["changes"]]
+    world.report.equal("--what-if may be repeated", names, ["gemm", "update"])
+    faster = document["then"]["seconds"] < document["today"]["seconds"]
+    gain = document["then"]["tokens_per_s"] / document["today"]["tokens_per_s"] - 1
+    good = faster and abs(document["gain"] - gain) < 1e-9
+    world.report.check("and says what is gained", good, document)
+    for text, says in (
+        ("nvme.raed=2x", ["nvme.read", "device_memory"]),
+        ("gemm", ["="]),
+        ("gemm=fast", ["gemm", "TFLOPS"]),
+        ("nvme.read=12GB", ["GB/s"]),
+        ("h2d=2x", ["shares"]),
+    ):
+        fact = f"--what-if {text}"
+        world.fails(fact, USAGE, "plan", world.config, "--what-if", text, says=says)
+    words = ["plan", world.config, "--what-if", "host_memory=64KiB"]
+    world.fails("--what-if too small", harness.DOES_NOT_FIT, *words, says=["--set"])
+
+
 # ---- endings ----
 
 

@@ -3,12 +3,18 @@
 
 #include <fmt/format.h>
 
+#include <cstdint>
 #include <optional>
+#include <string>
+#include <vector>
 
 #include "cli/command.hpp"
 #include "cli/device.hpp"
 #include "core/config.hpp"
 #include "core/quantity.hpp"
+#include "scheduler/plan/explain.hpp"
+#include "scheduler/plan/refusal.hpp"
+#include "scheduler/plan/what_if.hpp"
 #include "train/interrupt.hpp"
 #include "train/plan_run.hpp"
 
@@ -30,7 +36,15 @@ CommandSpec spec() {
                        .help = "Predict for the machine of this profile (docs/machine.md)"},
                       {.name = "--tokens",
                        .value = "COUNT",
-                       .help = "What so many tokens take, as in 10B; without it: the run's"}}};
+                       .help = "What so many tokens take, as in 10B; without it: the run's"},
+                      {.name = "--what-if",
+                       .value = "NAME=VALUE",
+                       .help = "The plan beside that of a machine changed so: nvme.read=12GB/s, "
+                               "gemm=2x, ...",
+                       .repeated = true},
+                      {.name = "--explain",
+                       .value = "UNIT",
+                       .help = "Where a unit's things are, why, and what it does in a step"}}};
 }
 
 // Of --tokens; 0: not given.
@@ -62,8 +76,46 @@ Result<ExitCode> refused(const train::PlanInputs& inputs,
   return error;
 }
 
+// The plan of today beside that of another machine.
+Result<ExitCode> compare(const std::vector<std::string>& changes,
+                         const train::Planned& planned,
+                         std::int64_t tokens,
+                         const Invocation& invocation) {
+  plan::WhatIf what_if{.machine = planned.machine, .settings = planned.settings, .changes = {}};
+  for (const std::string& change : changes) {
+    HEADRACE_TRY(plan::apply_what_if(change, what_if));
+  }
+  HEADRACE_ASSIGN(const plan::Plan then,
+                  plan::make_plan(planned.spec, what_if.settings, what_if.machine));
+  const plan::Compared plans{.model = planned.spec, .today = planned.plan, .then = then};
+  Json json = plan::plan_to_json(planned.plan, planned.spec, planned.settings, tokens);
+  json.set("what_if", plan::what_if_to_json(what_if, plans));
+  const std::int64_t of_run =
+      planned.settings.steps * planned.spec.rows() * planned.spec.accumulate;
+  invocation.output.result(
+      json, invocation.json, plan::format_what_if(what_if, plans, tokens > 0 ? tokens : of_run));
+  return ExitCode::kOk;
+}
+
+// Where one unit's things are, why, and what it does in a step.
+Result<ExitCode> explain(const std::string& unit,
+                         const train::Planned& planned,
+                         const Invocation& invocation) {
+  HEADRACE_ASSIGN(
+      const plan::Explanation explanation,
+      plan::explain_unit(planned.spec, planned.settings, planned.machine, planned.plan, unit));
+  Json json = plan::plan_to_json(planned.plan, planned.spec, planned.settings);
+  json.set("explain", plan::explanation_to_json(explanation));
+  invocation.output.result(json, invocation.json, plan::format_explanation(explanation));
+  return ExitCode::kOk;
+}
+
 Result<ExitCode> run(const Invocation& invocation) {
   const Arguments& arguments = invocation.arguments;
+  if (arguments.has("--explain") && arguments.has("--what-if")) {
+    return usage_error("--explain and --what-if exclude each other")
+        .with_why("one is about the plan of today, the other about another machine");
+  }
   train::install_interrupt(train::InterruptMode::kImmediate);
   HEADRACE_ASSIGN(const RunConfig config,
                   load_run_config(*arguments.text("RUN.toml"), arguments.all("--set")));
@@ -74,6 +126,13 @@ Result<ExitCode> run(const Invocation& invocation) {
   const Result<train::Planned> planned = train::plan_run(inputs);
   if (!planned) {
     return refused(inputs, planned.error(), invocation);
+  }
+  if (const std::optional<std::string> unit = arguments.text("--explain")) {
+    return explain(*unit, *planned, invocation);
+  }
+  const std::vector<std::string> what_if = arguments.all("--what-if");
+  if (!what_if.empty()) {
+    return compare(what_if, *planned, tokens, invocation);
   }
   invocation.output.result(
       plan::plan_to_json(planned->plan, planned->spec, planned->settings, tokens),

@@ -4,11 +4,11 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 #include <vector>
 
 #include "core/config_schema.hpp"
+#include "core/nearest_name.hpp"
 
 namespace headrace::config {
 
@@ -179,23 +179,6 @@ std::string_view leaf_of(std::string_view key) {
 std::string_view section_of(std::string_view key) {
   const std::size_t dot = key.rfind('.');
   return dot == key.npos ? std::string_view() : key.substr(0, dot);
-}
-
-// Insertions, deletions, replacements and swaps of neighbours (optimal string alignment).
-std::size_t edit_distance(std::string_view a, std::string_view b) {
-  std::vector<std::vector<std::size_t>> cost(a.size() + 1, std::vector<std::size_t>(b.size() + 1));
-  std::iota(cost[0].begin(), cost[0].end(), 0U);
-  for (std::size_t i = 1; i <= a.size(); ++i) {
-    cost[i][0] = i;
-    for (std::size_t j = 1; j <= b.size(); ++j) {
-      const std::size_t replace = cost[i - 1][j - 1] + (a[i - 1] == b[j - 1] ? 0 : 1);
-      cost[i][j] = std::min({cost[i - 1][j] + 1, cost[i][j - 1] + 1, replace});
-      if (i > 1 && j > 1 && a[i - 1] == b[j - 2] && a[i - 2] == b[j - 1]) {
-        cost[i][j] = std::min(cost[i][j], cost[i - 2][j - 2] + 1);
-      }
-    }
-  }
-  return cost[a.size()][b.size()];
 }
 
 // All names a user may write: "optim", "optim.lr", "optim.group.frozen", "tiers.nvme.space".

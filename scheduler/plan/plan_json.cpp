@@ -40,34 +40,6 @@ Json update_rates_json(const Plan& plan) {
   return json;
 }
 
-Json step_json(const StepSummary& step) {
-  Json json = Json::object();
-  json.set("seconds", step.seconds);
-  json.set("bound_seconds", step.bound_seconds);
-  json.set("bound_share", step.bound_share);
-  json.set("dominant", step.dominant);
-  json.set("tokens", step.tokens);
-  json.set("tokens_per_s", step.tokens_per_s);
-  Json resources = Json::array();
-  for (const ResourceUse& use : step.resources) {
-    Json entry = Json::object();
-    entry.set("name", use.name);
-    entry.set("busy_seconds", use.busy_seconds);
-    entry.set("share", use.share);
-    Json bytes = Json::object();
-    for (const auto& [link, moved] : use.bytes) {
-      bytes.set(link, moved);
-    }
-    entry.set("bytes", std::move(bytes));
-    resources.push_back(std::move(entry));
-  }
-  json.set("resources", std::move(resources));
-  json.set("stalled_seconds", step.stalled_seconds);
-  json.set("largest_stall", step.largest_stall);
-  json.set("largest_stall_seconds", step.largest_stall_seconds);
-  return json;
-}
-
 Json budget_json(const TokenBudget& budget) {
   Json json = Json::object();
   json.set("tokens", budget.tokens);
@@ -108,6 +80,34 @@ Json units_json(const Plan& plan, const ModelSpec& model) {
 
 }  // namespace
 
+Json summary_to_json(const StepSummary& step) {
+  Json json = Json::object();
+  json.set("seconds", step.seconds);
+  json.set("bound_seconds", step.bound_seconds);
+  json.set("bound_share", step.bound_share);
+  json.set("dominant", step.dominant);
+  json.set("tokens", step.tokens);
+  json.set("tokens_per_s", step.tokens_per_s);
+  Json resources = Json::array();
+  for (const ResourceUse& use : step.resources) {
+    Json entry = Json::object();
+    entry.set("name", use.name);
+    entry.set("busy_seconds", use.busy_seconds);
+    entry.set("share", use.share);
+    Json bytes = Json::object();
+    for (const auto& [link, moved] : use.bytes) {
+      bytes.set(link, moved);
+    }
+    entry.set("bytes", std::move(bytes));
+    resources.push_back(std::move(entry));
+  }
+  json.set("resources", std::move(resources));
+  json.set("stalled_seconds", step.stalled_seconds);
+  json.set("largest_stall", step.largest_stall);
+  json.set("largest_stall_seconds", step.largest_stall_seconds);
+  return json;
+}
+
 Json plan_to_json(const Plan& plan,
                   const ModelSpec& model,
                   const PlanSettings& settings,
@@ -144,7 +144,7 @@ Json plan_to_json(const Plan& plan,
   }
   json.set("predictions", std::move(predictions));
   const StepSummary step = summarize(model, plan);
-  json.set("step", step_json(step));
+  json.set("step", summary_to_json(step));
   const std::int64_t wanted = tokens > 0 ? tokens : settings.steps * step.tokens;
   json.set("token_budget", budget_json(budget_tokens(plan, step, wanted)));
   json.set("written_bytes_per_step", plan.written_bytes_per_step);

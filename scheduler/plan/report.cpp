@@ -163,12 +163,13 @@ void append_resources(std::string& text, const StepSummary& step) {
   }
   add_line(text,
            "bound",
-           step.dominant.empty() ? "nothing takes time"
-                                 : fmt::format("{} ({}): a step of {} reaches {} of it",
-                                               format_duration(step.bound_seconds),
-                                               step.dominant,
-                                               format_duration(step.seconds),
-                                               format_percent(step.bound_share)));
+           step.dominant.empty()
+               ? "nothing takes time"
+               : fmt::format("{}: a step of {} reaches {} of it; the busiest is {}",
+                             format_duration(step.bound_seconds),
+                             format_duration(step.seconds),
+                             format_percent(step.bound_share),
+                             step.dominant));
   add_line(text,
            "stalls",
            step.largest_stall.empty()
@@ -269,6 +270,9 @@ void add_line(std::string& text, const std::string& label, const std::string& wo
 
 std::string format_percent(double share) {
   const double percent = 100 * share;
+  if (percent > 0 && percent < 0.1) {
+    return "< 0.1 %";
+  }
   return percent > 0 && percent < 10 ? fmt::format("{:.1f} %", percent)
                                      : fmt::format("{:.0f} %", percent);
 }

@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/json.hpp"
 #include "scheduler/plan/plan.hpp"
 
 namespace headrace::plan {
@@ -36,6 +37,8 @@ struct StepSummary {
 };
 
 [[nodiscard]] StepSummary summarize(const ModelSpec& model, const Plan& plan);
+
+[[nodiscard]] Json summary_to_json(const StepSummary& step);
 
 // So many tokens, trained as planned.
 struct TokenBudget {
