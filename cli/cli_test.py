@@ -512,6 +512,21 @@ def what_ifs(world):
     world.fails("--what-if too small", harness.DOES_NOT_FIT, *words, says=["--set"])
 
 
+@case
+def explanations(world):
+    words = ["plan", world.config, "--set", "tiers.place=nvme", "--explain"]
+    told = must(world.run(*words, "block.1"))
+    shown = all(word in told.out for word in ("block.1", "why ", "read state", "update", "waits "))
+    world.report.check("plan --explain tells of a unit", shown, told)
+    document = must(world.run(*words, "block.1", "--json")).json()["explain"]
+    things = {(thing["what"], thing["where"]) for thing in document["things"]}
+    known = {("state", "nvme"), ("gradients", "host")} <= things
+    world.report.check("and where its things are", known, things)
+    world.fails("--explain of no unit", USAGE, *words, "block.2", says=["block.0 to block.1"])
+    words = [*words, "head", "--what-if", "gemm=2x"]
+    world.fails("--explain and --what-if", USAGE, *words, says=["--explain"])
+
+
 # ---- endings ----
 
 
