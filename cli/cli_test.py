@@ -527,6 +527,44 @@ def explanations(world):
     world.fails("--explain and --what-if", USAGE, *words, says=["--explain"])
 
 
+@case
+def searches(world):
+    tight = ["--set", "tiers.host_memory=2MiB", "--set", "batch.accumulate=2"]
+    words = ["plan", world.write("search", {"tiers": {"place": "nvme"}}), *tight]
+    told = must(world.run(*words, "--search"))
+    world.report.check("plan --search ranks what it tried", "best  " in told.out, told)
+    lines = [line for line in told.out.splitlines() if "--set" not in line]
+    wide = [line for line in lines if len(line) > 100]
+    world.report.equal("in a hundred columns", wide, [])
+    document = must(world.run(*words, "--search", "--json")).json()
+    ranked = document["candidates"]
+    speeds = [one["step"]["tokens_per_s"] for one in ranked]
+    good = speeds == sorted(speeds, reverse=True) and len(ranked) > 2
+    world.report.check("fastest first", good, speeds)
+    same_tokens = {one["step"]["tokens"] for one in ranked}
+    world.report.equal("a step has as many tokens", same_tokens, {128})
+    for one in ranked:
+        sets = [word for text in one["sets"] for word in ("--set", text)]
+        planned = must(world.run(*words, *sets, "--json")).json()
+        facts = (planned["step"]["seconds"], planned["traversal"], planned["state"])
+        found = (one["step"]["seconds"], one["traversal"], one["state"])
+        world.report.equal(f"{one['sets']} plans as it was found", facts, found)
+        numbers = any(text.split("=")[0] in ("optim.state", "batch.micro_batch")
+                      for text in one["sets"])
+        world.report.equal("and says whether it changes numbers", one["changes_numbers"], numbers)
+    more = must(world.run(*words, "--search", "--tokens-per-step", "256", "--json")).json()
+    tokens = {one["step"]["tokens"] for one in more["candidates"] if one["changes_numbers"]}
+    world.report.equal("--tokens-per-step is kept", tokens, {256})
+    world.fails("no multiple", USAGE, *words, "--search", "--tokens-per-step", "100", says=["96"])
+    world.fails("without --search", USAGE, *words, "--tokens-per-step", "64", says=["--search"])
+    stored = world.run("plan", world.config, "--set", "batch.traversal=layer-major", "--search",
+                       "--json").json()
+    numbers = [one["changes_numbers"] for one in stored["candidates"]]
+    world.report.equal("a run under way keeps its numbers", numbers, [False, False])
+    words = ["plan", world.write("none", {}), "--set", "tiers.host_memory=64KiB", "--search"]
+    world.fails("a search without a find", harness.DOES_NOT_FIT, *words, says=["--set"])
+
+
 # ---- endings ----
 
 

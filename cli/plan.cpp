@@ -17,6 +17,7 @@
 #include "scheduler/plan/what_if.hpp"
 #include "train/interrupt.hpp"
 #include "train/plan_run.hpp"
+#include "train/plan_search.hpp"
 
 namespace headrace::cli {
 namespace {
@@ -44,7 +45,12 @@ CommandSpec spec() {
                        .repeated = true},
                       {.name = "--explain",
                        .value = "UNIT",
-                       .help = "Where a unit's things are, why, and what it does in a step"}}};
+                       .help = "Where a unit's things are, why, and what it does in a step"},
+                      {.name = "--search",
+                       .help = "The batch, state format and placement that train fastest"},
+                      {.name = "--tokens-per-step",
+                       .value = "N",
+                       .help = "With --search: of so many tokens a step, not the run's"}}};
 }
 
 // Of --tokens; 0: not given.
@@ -110,12 +116,41 @@ Result<ExitCode> explain(const std::string& unit,
   return ExitCode::kOk;
 }
 
+// The batch, state format and placement that train fastest.
+Result<ExitCode> search(const train::PlanInputs& inputs, const Invocation& invocation) {
+  HEADRACE_ASSIGN(const std::optional<std::int64_t> tokens,
+                  invocation.arguments.integer("--tokens-per-step", 1));
+  Result<train::PlanSearch> found = train::search_plans(inputs, tokens);
+  if (!found) {
+    return refused(inputs, found.error(), invocation);
+  }
+  invocation.output.result(
+      train::search_to_json(*found), invocation.json, train::format_search(*found));
+  return ExitCode::kOk;
+}
+
+// One question at a time.
+Status check_questions(const Arguments& arguments) {
+  std::string first;
+  for (const char* option : {"--search", "--what-if", "--explain"}) {
+    if (!arguments.has(option)) {
+      continue;
+    }
+    if (!first.empty()) {
+      return usage_error(fmt::format("{} and {} exclude each other", first, option))
+          .with_hint("ask one question at a time");
+    }
+    first = option;
+  }
+  if (arguments.has("--tokens-per-step") && first != "--search") {
+    return usage_error("--tokens-per-step belongs to --search").with_hint("add --search");
+  }
+  return {};
+}
+
 Result<ExitCode> run(const Invocation& invocation) {
   const Arguments& arguments = invocation.arguments;
-  if (arguments.has("--explain") && arguments.has("--what-if")) {
-    return usage_error("--explain and --what-if exclude each other")
-        .with_why("one is about the plan of today, the other about another machine");
-  }
+  HEADRACE_TRY(check_questions(arguments));
   train::install_interrupt(train::InterruptMode::kImmediate);
   HEADRACE_ASSIGN(const RunConfig config,
                   load_run_config(*arguments.text("RUN.toml"), arguments.all("--set")));
@@ -123,6 +158,9 @@ Result<ExitCode> run(const Invocation& invocation) {
   HEADRACE_ASSIGN(const std::int64_t tokens, tokens_of(arguments));
   HEADRACE_ASSIGN(const train::PlanInputs inputs,
                   train::read_plan_inputs(config, arguments.text("--machine").value_or("")));
+  if (arguments.has("--search")) {
+    return search(inputs, invocation);
+  }
   const Result<train::Planned> planned = train::plan_run(inputs);
   if (!planned) {
     return refused(inputs, planned.error(), invocation);

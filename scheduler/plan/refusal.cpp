@@ -375,6 +375,13 @@ std::string WayOut::line() const {
   return text;
 }
 
+bool fits_at_least(const ModelSpec& model, const PlanSettings& settings) {
+  const std::vector<Plan> plans = leanest(model, settings);
+  return std::any_of(plans.begin(), plans.end(), [&](const Plan& plan) {
+    return missing(need_of(plan), settings) == 0;
+  });
+}
+
 Refusal refuse(const ModelSpec& model,
                const PlanSettings& settings,
                const std::vector<Change>& changes) {

@@ -57,6 +57,9 @@ struct Refusal {
   std::uint64_t least_bytes = 0, machine_bytes = 0;
 };
 
+// Whether any plan is within the budgets: with everything on NVMe, or where `place` says.
+[[nodiscard]] bool fits_at_least(const ModelSpec& model, const PlanSettings& settings);
+
 // `changes`: what could be changed beside budgets, placement and the order of work.
 [[nodiscard]] Refusal refuse(const ModelSpec& model,
                              const PlanSettings& settings,
