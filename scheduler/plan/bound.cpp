@@ -107,9 +107,10 @@ class Counter {
     count_work();
   }
 
-  [[nodiscard]] Bound bound(const Parts& parts) const;
+  [[nodiscard]] Bound bound(const std::string& variant) const;
 
  private:
+  [[nodiscard]] double order_seconds(const Requirement& any, const Parts& parts) const;
   void count_extents();
   void count_tile(std::size_t u, std::size_t t, const std::set<std::pair<int, int>>& kept_state);
   void count_room();
@@ -137,7 +138,9 @@ class Counter {
   Work work_;
 };
 
-Bound Counter::bound(const Parts& parts) const {
+Bound Counter::bound(const std::string& variant) const {
+  const auto in_order = [&](Update update) { return parts_of(settings_, update, variant); };
+  const Parts parts = in_order(plan_.update);
   Bound bound;
   bound.state_bytes = extents_.updated + extents_.all_frozen;
   bound.resident_bytes = extents_.updated_kept + extents_.frozen_kept;
@@ -145,15 +148,24 @@ Bound Counter::bound(const Parts& parts) const {
   if (settings_.purpose == Purpose::kTrain) {
     bound.budget = budget(parts);
   }
-  for (const Phase& phase : phases(parts)) {
-    bound.order_seconds += seconds_of(phase).largest();
-  }
-  bound.order_seconds = std::max(bound.order_seconds, bound.placed.seconds.largest());
+  const Parts held = in_order(Update::kHeld), after = in_order(Update::kAfterBackward);
+  bound.held_seconds = order_seconds(placed(held), held);
+  bound.after_backward_seconds = order_seconds(placed(after), after);
+  bound.order_seconds =
+      plan_.update == Update::kHeld ? bound.held_seconds : bound.after_backward_seconds;
   if (machine_.checksum_bytes_per_s > 0) {
     bound.sum_core_seconds = (bound.placed.bytes.nvme_read + bound.placed.bytes.nvme_write) /
                              machine_.checksum_bytes_per_s;
   }
   return bound;
+}
+
+double Counter::order_seconds(const Requirement& any, const Parts& parts) const {
+  double seconds = 0;
+  for (const Phase& phase : phases(parts)) {
+    seconds += seconds_of(phase).largest();
+  }
+  return std::max(seconds, any.seconds.largest());
 }
 
 // Everything of a step, as if it were one phase.
@@ -546,8 +558,7 @@ Bound bound_of(const ModelSpec& model,
                const MachineProfile& machine,
                const Plan& plan,
                const std::string& variant) {
-  const Counter counter(model, settings, machine, plan);
-  return counter.bound(parts_of(settings, plan.update, variant));
+  return Counter(model, settings, machine, plan).bound(variant);
 }
 
 void add_bounds(const ModelSpec& model,
@@ -556,7 +567,7 @@ void add_bounds(const ModelSpec& model,
                 Plan& plan) {
   const Counter counter(model, settings, machine, plan);
   for (Prediction& prediction : plan.predictions) {
-    const Bound bound = counter.bound(parts_of(settings, plan.update, prediction.variant));
+    const Bound bound = counter.bound(prediction.variant);
     prediction.bound_seconds = bound.placed.seconds.largest();
     prediction.order_bound_seconds = bound.order_seconds;
   }

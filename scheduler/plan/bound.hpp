@@ -46,8 +46,9 @@ struct Bound {
   // Of any schedule at all under the budgets: other residency, nothing recomputed. Steady steps of
   // a training run only.
   Requirement budget;
-  // Of any schedule that keeps what this plan keeps and updates in the plan's order (held, or after
-  // backward): phases that cannot overlap, added. Never less than `placed`.
+  // Of any schedule that keeps what this plan keeps and updates in one order: phases that cannot
+  // overlap, added. Never less than `placed`; order_seconds is that of the plan's own order.
+  double held_seconds = 0, after_backward_seconds = 0;
   double order_seconds = 0;
   // Core-seconds of checksums for placed.bytes; they share the cores with all else. 0: their rate
   // was not measured.
