@@ -20,7 +20,7 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 import harness
 from harness import HARDWARE_ABSENT, INTERRUPTED, OK, OPERATING, USAGE, must
 
-COMMANDS = ["train", "plan", "eval", "generate", "export", "store", "inspect", "verify",
+COMMANDS = ["train", "plan", "bench", "eval", "generate", "export", "store", "inspect", "verify",
             "doctor"]
 STEPS = 6
 CASES = []
@@ -82,7 +82,7 @@ def help_and_version(world):
     version = world.run("--version")
     good = re.fullmatch(r"headrace \d+\.\d+\.\d+\n", version.out)
     world.report.check("--version", version.code == OK and good, version)
-    world.fails("an unknown command", USAGE, "bench", says=COMMANDS)
+    world.fails("an unknown command", USAGE, "measure", says=COMMANDS)
 
 
 @case
@@ -566,6 +566,63 @@ def searches(world):
 
 
 # ---- endings ----
+
+
+LINE_KEYS = "part name folder beside unit median p5 p95 n share_of_alone skipped".split()
+
+
+def is_number(value):
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+@case
+def benchmark(world):
+    store = world.folder / "bench-store"
+    store.mkdir()
+    saved = world.folder / "bench.toml"
+    words = ["bench", "--quick", "--only", "nvme,gemm,together", "--store", store]
+    told = must(world.run(*words, "--save-profile", saved, "--json"))
+    found = told.json()
+    lines = found["lines"]
+    keys = all(list(line) == LINE_KEYS for line in lines)
+    world.report.check("every line of the benchmark has the same keys", keys, told)
+    measured = [line for line in lines if not line["skipped"]]
+    numbers = all(
+        is_number(line[key]) and line[key] > 0
+        for line in measured
+        for key in ("median", "p5", "p95", "n")
+    )
+    world.report.check("rates are numbers", measured and numbers, told)
+    ordered = all(line["p5"] <= line["median"] <= line["p95"] for line in measured)
+    world.report.check("the median lies between its percentiles", ordered, told)
+    parts = {line["part"] for line in lines}
+    world.report.equal("only what was asked for", parts, {"nvme", "gemm", "together"})
+    shares = [line["share_of_alone"] for line in lines if line["beside"]]
+    shared = bool(shares) and all(is_number(share) and 0 < share <= 1 for share in shares)
+    world.report.check("what runs beside something has a share of its rate alone", shared, told)
+    world.report.check("without the optimizer there is no verdict", not found["verdict"]["slowest"])
+    world.report.equal("nothing is left in the folder", list(store.iterdir()), [])
+    gemm = next(line["median"] for line in lines if line["part"] == "gemm")
+    kept = float(re.search(r"gemm_fp32_flops_per_s = (\S+)", saved.read_text()).group(1))
+    world.report.equal("the profile has the rate that was measured", kept, gemm)
+    planned = must(world.run("plan", world.config, "--machine", saved, "--json"))
+    said = [note for note in planned.json()["notes"] if "the machine profile" in note]
+    world.report.equal("the profile lacks nothing that a plan is priced with", said, [])
+    world.fails("an unknown part", USAGE, "bench", "--only", "gemm,disk", says=["disk", "nvme"])
+    missing = world.folder / "missing"
+    words = ["bench", "--store", missing]
+    world.fails("a store that is not there", OPERATING, *words, says=["missing"])
+    memory = pathlib.Path("/dev/shm")
+    if memory.is_dir():
+        told = must(world.run("bench", "--quick", "--only", "nvme", "--store", memory, "--json"))
+        reasons = [line["skipped"] for line in told.json()["lines"]]
+        world.report.check("a folder in memory is skipped with the reason", all(reasons), told)
+    process = world.headrace.start("bench", "--only", "nvme", "--store", store)
+    time.sleep(1)
+    process.send_signal(signal.SIGINT)
+    process.communicate(timeout=harness.TIMEOUT_S)
+    world.report.equal("an interrupted benchmark", process.returncode, INTERRUPTED)
+    world.report.equal("leaves nothing", list(store.iterdir()), [])
 
 
 @case

@@ -26,6 +26,7 @@ struct Command {
 
 extern const Command kTrainCommand;
 extern const Command kPlanCommand;
+extern const Command kBenchCommand;
 extern const Command kEvalCommand;
 extern const Command kGenerateCommand;
 extern const Command kExportCommand;

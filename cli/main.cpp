@@ -24,16 +24,17 @@
 namespace headrace::cli {
 namespace {
 
-const std::array<const Command*, 9>& commands() {
-  static const std::array<const Command*, 9> table = {&kTrainCommand,
-                                                      &kPlanCommand,
-                                                      &kEvalCommand,
-                                                      &kGenerateCommand,
-                                                      &kExportCommand,
-                                                      &kStoreCommand,
-                                                      &kInspectCommand,
-                                                      &kVerifyCommand,
-                                                      &kDoctorCommand};
+const std::array<const Command*, 10>& commands() {
+  static const std::array<const Command*, 10> table = {&kTrainCommand,
+                                                       &kPlanCommand,
+                                                       &kBenchCommand,
+                                                       &kEvalCommand,
+                                                       &kGenerateCommand,
+                                                       &kExportCommand,
+                                                       &kStoreCommand,
+                                                       &kInspectCommand,
+                                                       &kVerifyCommand,
+                                                       &kDoctorCommand};
   return table;
 }
 

@@ -208,7 +208,7 @@ Finding examine_limits() {
   finding.facts.add("processes", limits.processes);
   finding.facts.add("cgroup_tasks", limits.cgroup_tasks);
   // The teams of OpenMP and oneTBB, and what the probe or the back ends start.
-  const int threads = 2 * usable_cores() + kDriveProbeThreads;
+  const int threads = 2 * usable_cores() + kProbeQueueThreads;
   if (const Status started = check_threads(threads); !started) {
     finding.problems.push_back(problem_of(started.error(), true));
   }

@@ -4,8 +4,8 @@
 // Thread: the caller's. Failure: that of a round, at once.
 #pragma once
 
-#include <algorithm>
 #include <chrono>
+#include <functional>
 #include <vector>
 
 #include "core/error.hpp"
@@ -29,28 +29,10 @@ struct Effort {
 
 inline constexpr int kSpreadRoundsMin = 8;  // before a small spread is believed
 
-// Work per second of `round`, which returns a Status.
-template <class Round>
-[[nodiscard]] Result<Sample> measure_rate(const Effort& effort,
-                                          double work_of_round,
-                                          const Round& round) {
-  using Clock = std::chrono::steady_clock;
-  HEADRACE_TRY(round());
-  std::vector<double> rates;
-  const Clock::time_point end = Clock::now() + effort.time;
-  while (Clock::now() < end || static_cast<int>(rates.size()) < effort.rounds_min) {
-    const Clock::time_point begin = Clock::now();
-    HEADRACE_TRY(round());
-    const std::chrono::duration<double> seconds = Clock::now() - begin;
-    rates.push_back(work_of_round / std::max(seconds.count(), 1e-9));
-    if (effort.spread > 0 && static_cast<int>(rates.size()) >= kSpreadRoundsMin) {
-      const Sample sample = summarize(rates);
-      if (sample.p95 - sample.p5 <= effort.spread * sample.median) {
-        break;
-      }
-    }
-  }
-  return summarize(std::move(rates));
-}
+// Something that can be repeated: does some work, waits for its end, returns how much it was.
+using Load = std::function<Result<double>()>;
+
+// Work per second of a load.
+[[nodiscard]] Result<Sample> measure_rate(const Effort& effort, const Load& load);
 
 }  // namespace headrace::train

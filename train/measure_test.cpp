@@ -25,10 +25,10 @@ TEST(Measure, OneValueIsEveryPercentileAndNoneIsZero) {
 
 TEST(Measure, WarmsUpOnceAndRepeatsAtLeastAsOftenAsAsked) {
   int rounds = 0;
-  const Result<Sample> sample =
-      measure_rate({.time = std::chrono::milliseconds(0), .rounds_min = 4}, 1, [&]() -> Status {
+  const Result<Sample> sample = measure_rate(
+      {.time = std::chrono::milliseconds(0), .rounds_min = 4}, [&]() -> Result<double> {
         ++rounds;
-        return {};
+        return 1.0;
       });
   ASSERT_TRUE(sample);
   EXPECT_EQ(sample->n, 4);
@@ -36,10 +36,9 @@ TEST(Measure, WarmsUpOnceAndRepeatsAtLeastAsOftenAsAsked) {
 }
 
 TEST(Measure, EndsWhenTheRoundsAgree) {
-  const Result<Sample> sample = measure_rate(
-      {.time = std::chrono::hours(1), .rounds_min = 1, .spread = 1e300}, 1, [&]() -> Status {
-        return {};
-      });
+  const Result<Sample> sample =
+      measure_rate({.time = std::chrono::hours(1), .rounds_min = 1, .spread = 1e300},
+                   [&]() -> Result<double> { return 1.0; });
   ASSERT_TRUE(sample);
   EXPECT_EQ(sample->n, kSpreadRoundsMin);
 }
@@ -47,8 +46,8 @@ TEST(Measure, EndsWhenTheRoundsAgree) {
 TEST(Measure, AFailedRoundEndsIt) {
   int rounds = 0;
   const Result<Sample> sample =
-      measure_rate({.time = std::chrono::hours(1), .rounds_min = 1}, 1, [&]() -> Status {
-        return ++rounds < 3 ? Status() : Status(operating_error("broken"));
+      measure_rate({.time = std::chrono::hours(1), .rounds_min = 1}, [&]() -> Result<double> {
+        return ++rounds < 3 ? Result<double>(1.0) : Result<double>(operating_error("broken"));
       });
   ASSERT_FALSE(sample);
   EXPECT_EQ(sample.error().what, "broken");

@@ -19,18 +19,13 @@
 
 #include "core/assert.hpp"
 #include "core/files.hpp"
-#include "core/hash.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
-#include "core/system.hpp"
 #include "core/threads.hpp"
-#include "optim_cpu/convert.hpp"
-#include "optim_cpu/gradient.hpp"
-#include "optim_cpu/optimizers.hpp"
-#include "optim_cpu/threads.hpp"
 #include "scheduler/exec/state_format.hpp"
-#include "tiers/memory.hpp"
 #include "train/measure.hpp"
+#include "train/probe_beside.hpp"
+#include "train/probe_host.hpp"
 #include "train/probe_kernels.hpp"
 #include "train/probe_nvme.hpp"
 
@@ -39,149 +34,41 @@ namespace {
 
 using plan::MachineProfile;
 
-// Of what tells most of a step's time, and of the others.
+// Of what tells most of a step's time, of the others, and of two things at once.
 constexpr Effort kEffort{.time = std::chrono::milliseconds(120)};
 constexpr Effort kShortEffort{.time = std::chrono::milliseconds(50)};
-constexpr plan::Product kLargeProduct = {.rows = 512, .inputs = 1024, .outputs = 1024};
-// Of the memory that is passed over: twice the caches, so that they hold little of it from one
-// round to the next, within these bounds and an eighth of what is free.
-constexpr std::uint64_t kMemoryBytesMin = std::uint64_t{128} << 20U;
-constexpr std::uint64_t kMemoryBytesMax = std::uint64_t{1} << 30U;
+constexpr std::chrono::milliseconds kBesideTime{150};
 
-void fill(std::span<float> values, float value) {
-  std::fill(values.begin(), values.end(), value);
-}
-
-std::uint64_t memory_bytes_passed() {
-  const Result<HostMemory> memory = host_memory();
-  const std::uint64_t free_bytes = memory ? memory->available_bytes : 0;
-  const std::uint64_t most = std::clamp(free_bytes / 8, kMemoryBytesMin, kMemoryBytesMax);
-  const std::uint64_t wanted = 2 * last_level_cache_bytes();
-  constexpr std::uint64_t kUnit = 16 * std::uint64_t{optim::kBlockElements};  // a block an array
-  return std::clamp(wanted, kMemoryBytesMin, most) / kUnit * kUnit;
-}
-
-// With all threads; as many floats as are whole blocks.
-void fill(std::span<float> values, float value, optim::Threads& team) {
-  constexpr std::size_t kBlock = optim::kBlockElements;
-  team.parallel_for(static_cast<std::int64_t>(values.size() / kBlock), [&](std::int64_t block) {
-    fill(values.subspan(static_cast<std::size_t>(block) * kBlock, kBlock), value);
-  });
-}
-
-// The median of rounds that cannot fail.
-template <class Round>
-double rate_of(const Effort& effort, double work_of_round, const Round& round) {
-  const Result<Sample> sample = measure_rate(effort, work_of_round, [&]() -> Status {
-    round();
+Status host_rates(HostBench& host, MachineProfile& profile) {
+  const auto rate = [](const Effort& effort, double& target, const Load& load) -> Status {
+    HEADRACE_ASSIGN(const Sample sample, measure_rate(effort, load));
+    target = sample.median;
     return {};
-  });
-  return sample ? sample->median : 0;
-}
-
-// Updates and decoding of one tile that fills the memory, in one state format.
-plan::UpdateRates update_rates(const plan::StateFormat& format,
-                               std::span<std::byte> memory,
-                               optim::Threads& team) {
-  const optim::Optimizer& optimizer = exec::optimizer_of(format);
-  constexpr std::int64_t kFloatBytes = 4;
-  const double parameter_bytes = format.bytes_per_parameter() + kFloatBytes +
-                                 static_cast<double>(format.decoded ? kFloatBytes : 0);
-  const std::int64_t params =
-      static_cast<std::int64_t>(static_cast<double>(memory.size()) / parameter_bytes) /
-      optim::kBlockElements * optim::kBlockElements;
-  // Zero weights and moments, in every format.
-  fill({reinterpret_cast<float*>(memory.data()), memory.size() / kFloatBytes}, 0, team);
-  const auto take = [&](std::int64_t bytes) {
-    const std::span<std::byte> part = memory.first(static_cast<std::size_t>(bytes));
-    memory = memory.subspan(part.size());
-    return part.data();
   };
-  auto* gradient = reinterpret_cast<float*>(take(params * kFloatBytes));
-  fill({gradient, static_cast<std::size_t>(params)}, 0.001F, team);
-  // fp32 as precision.grad is by default; gradients in bf16 spare two bytes a parameter.
-  const optim::TileSegment segment = {.elements = params,
-                                      .gradient = gradient,
-                                      .gradient_dtype = Dtype::kF32,
-                                      .scalars = {.lr = 1e-4}};
-  optim::TileUpdate tile = {.param = take(params * optimizer.param_element_bytes()),
-                            .state = take(optimizer.state_bytes(params)),
-                            .tile_elements = params,
-                            .segments = {&segment, 1}};
-  std::vector<optim::UpdateStats> stats(static_cast<std::size_t>(optim::count_blocks(params)));
-  const auto update = [&] { optim::update_tile(optimizer, tile, stats, team); };
-  const auto work = static_cast<double>(params);
-  plan::UpdateRates rates;
-  rates.update_params_per_s = rate_of(kShortEffort, work, update);
-  if (format.decoded) {
-    auto* weights = reinterpret_cast<float*>(take(params * kFloatBytes));
-    rates.decode_params_per_s = rate_of(kShortEffort, work, [&] {
-      optim::read_weights(optimizer,
-                          {.param = tile.param, .state = tile.state, .tile_elements = params},
-                          weights,
-                          team);
-    });
-    tile.decoded = weights;
-    rates.update_decoded_params_per_s = rate_of(kShortEffort, work, update);
-  }
-  return rates;
-}
-
-struct MomentArrays {
-  std::span<float> param, gradient, m, v;
-};
-
-// Memory, copies, checksums and gradients over the same four arrays; updates in their memory.
-void state_rates(std::span<std::byte> memory, optim::Threads& team, MachineProfile& profile) {
-  const std::size_t bytes = memory.size() / 4;
-  const auto elements = static_cast<std::int64_t>(bytes / 4);
-  const auto array = [&](std::size_t index) {
-    return std::span(reinterpret_cast<float*>(memory.data() + index * bytes),
-                     static_cast<std::size_t>(elements));
-  };
-  const MomentArrays arrays = {array(0), array(1), array(2), array(3)};
-  for (const std::span<float> values : {arrays.param, arrays.gradient, arrays.m, arrays.v}) {
-    fill(values, 0.001F, team);
-  }
-  profile.memory_bytes_per_s = rate_of(kEffort, 7.0 * static_cast<double>(bytes), [&] {
-    team.parallel_for_ranges(elements / optim::kBlockElements, [&](auto begin, auto end) {
-      for (auto i = static_cast<std::size_t>(begin * optim::kBlockElements);
-           i < static_cast<std::size_t>(end * optim::kBlockElements);
-           ++i) {
-        arrays.m[i] = 0.9F * arrays.m[i] + arrays.gradient[i];
-        arrays.v[i] = 0.9F * arrays.v[i] + arrays.gradient[i];
-        arrays.param[i] = arrays.param[i] - 0.001F * arrays.m[i];
-      }
-    });
-  });
-  profile.host_copy_bytes_per_s = rate_of(kShortEffort, static_cast<double>(bytes), [&] {
-    std::memcpy(arrays.m.data(), arrays.param.data(), bytes);
-  });
-  std::vector<double> sums(static_cast<std::size_t>(optim::count_blocks(elements)));
-  profile.collect_params_per_s = rate_of(kShortEffort, static_cast<double>(elements), [&] {
-    static_cast<void>(optim::collect_blocks({.incoming = arrays.gradient.data(),
-                                             .target = arrays.gradient.data(),
-                                             .elements = elements},
-                                            sums,
-                                            team));
-  });
-  std::uint64_t hash = 0;
-  profile.checksum_bytes_per_s = rate_of(kShortEffort, static_cast<double>(bytes), [&] {
-    hash ^= hash_bytes(std::as_bytes(arrays.param));
-  });
-  log_debug(fmt::format("probe: sum {}", hash));  // the hash has a reader, so it is not left out
+  HEADRACE_TRY(rate(kEffort, profile.memory_bytes_per_s, host.stream()));
+  HEADRACE_TRY(rate(kShortEffort, profile.host_copy_bytes_per_s, host.copy()));
+  HEADRACE_TRY(rate(kShortEffort, profile.collect_params_per_s, host.collect()));
+  HEADRACE_TRY(rate(kShortEffort, profile.checksum_bytes_per_s, host.checksum()));
   for (const plan::StateFormat& format : exec::state_formats()) {
-    profile.update_rates[format.name] = update_rates(format, memory, team);
+    const std::unique_ptr<UpdateBench> updates = host.updates(format);
+    plan::UpdateRates& rates = profile.update_rates[format.name];
+    HEADRACE_TRY(rate(kShortEffort, rates.update_params_per_s, updates->update()));
+    if (format.decoded) {
+      HEADRACE_TRY(rate(kShortEffort, rates.decode_params_per_s, updates->decode()));
+      HEADRACE_TRY(
+          rate(kShortEffort, rates.update_decoded_params_per_s, updates->update_decoded()));
+    }
   }
+  return {};
 }
 
-// The largest of a few rounds now, and of what is known.
-Status large_product_rate(KernelBench& kernels, MachineProfile& profile) {
-  const KernelBench::Round large = kernels.product(kLargeProduct);
+// The kernels once, the one large product among them; the better of it and of what is known.
+Status compute_rates(HostBench& host, MachineProfile& profile) {
+  KernelBench& kernels = host.kernels();
   HEADRACE_ASSIGN(const Sample gemm,
-                  measure_rate(kShortEffort, large.work, [&] { return kernels.run(large); }));
+                  measure_rate(kShortEffort, kernels.load(kernels.product(kLargeProduct))));
   profile.gemm_fp32_flops_per_s = std::max(profile.gemm_fp32_flops_per_s, gemm.median);
-  return {};
+  return kernel_rates(kernels, profile);
 }
 
 void warn_of_differences(const std::string& path, const std::vector<std::string>& differences) {
@@ -270,6 +157,8 @@ void set_drive(const DriveRates& drive, MachineFile& machine) {
   machine.profile.nvme_read_bytes_per_s = drive.read_bytes_per_s;
   machine.profile.nvme_write_bytes_per_s = drive.write_bytes_per_s;
   machine.profile.nvme_mixed_bytes_per_s = drive.mixed_bytes_per_s;
+  machine.profile.nvme_mixed_reads_bytes_per_s = drive.mixed_reads_bytes_per_s;
+  machine.profile.nvme_mixed_writes_bytes_per_s = drive.mixed_writes_bytes_per_s;
   machine.profile.nvme_io_depth = drive.requests.in_flight;
   machine.profile.nvme_request_bytes = drive.requests.bytes;
   machine.profile.nvme_capacity_bytes = drive.capacity_bytes;
@@ -283,6 +172,8 @@ DriveRates drive_of(const MachineFile& machine) {
   return DriveRates{.read_bytes_per_s = machine.profile.nvme_read_bytes_per_s,
                     .write_bytes_per_s = machine.profile.nvme_write_bytes_per_s,
                     .mixed_bytes_per_s = machine.profile.nvme_mixed_bytes_per_s,
+                    .mixed_reads_bytes_per_s = machine.profile.nvme_mixed_reads_bytes_per_s,
+                    .mixed_writes_bytes_per_s = machine.profile.nvme_mixed_writes_bytes_per_s,
                     .requests = requests_of(machine.profile),
                     .capacity_bytes = machine.profile.nvme_capacity_bytes,
                     .device = machine.nvme_device};
@@ -313,12 +204,15 @@ class Drives {
   [[nodiscard]] MachineProfile together(MachineProfile profile) const {
     profile.nvme_read_bytes_per_s = profile.nvme_write_bytes_per_s = 0;
     profile.nvme_mixed_bytes_per_s = 0;
+    profile.nvme_mixed_reads_bytes_per_s = profile.nvme_mixed_writes_bytes_per_s = 0;
     profile.nvme_capacity_bytes = 0;
     for (const Drive& drive : drives_) {
       if (drive.folders > 0) {
         profile.nvme_read_bytes_per_s += drive.rates.read_bytes_per_s;
         profile.nvme_write_bytes_per_s += drive.rates.write_bytes_per_s;
         profile.nvme_mixed_bytes_per_s += drive.rates.mixed_bytes_per_s;
+        profile.nvme_mixed_reads_bytes_per_s += drive.rates.mixed_reads_bytes_per_s;
+        profile.nvme_mixed_writes_bytes_per_s += drive.rates.mixed_writes_bytes_per_s;
         profile.nvme_capacity_bytes += drive.rates.capacity_bytes;
       }
     }
@@ -389,26 +283,16 @@ Result<MachineFile> probe_machine(const std::string& store_folder) {
   MachineFile machine;
   HEADRACE_ASSIGN(machine.profile, this_machine());
   machine.profile.schema = kMachineSchema;
-  // OpenMP's team, oneTBB's, and the drive's.
-  HEADRACE_TRY(check_threads(2 * machine.profile.cores + kDriveProbeThreads));
-  const std::uint64_t bytes = memory_bytes_passed();
-  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
-                  tiers::Arena::create(tiers::Tier::kHost, "probe", bytes));
-  const std::span<std::byte> memory(arena->data(), bytes);
-  const std::span<float> floats(reinterpret_cast<float*>(arena->data()), bytes / sizeof(float));
-  HEADRACE_ASSIGN(const std::unique_ptr<optim::Threads> team,
-                  optim::Threads::create(machine.profile.cores));
-  HEADRACE_ASSIGN(const std::unique_ptr<KernelBench> kernels,
-                  KernelBench::create(memory, machine.profile.cores));
-  const auto compute = [&]() -> Status {
-    fill(floats, 0.001F, *team);
-    HEADRACE_TRY(large_product_rate(*kernels, machine.profile));
-    return kernel_rates(*kernels, machine.profile);
-  };
-  HEADRACE_TRY(compute());
-  state_rates(memory, *team, machine.profile);
-  HEADRACE_ASSIGN(const DriveRates drive, probe_drive(existing_parent(store_folder)));
-  HEADRACE_TRY(compute());
+  // OpenMP's team, oneTBB's, and those of queues and of the drive's engine.
+  HEADRACE_TRY(check_threads(2 * machine.profile.cores + kProbeQueueThreads));
+  HEADRACE_ASSIGN(const std::unique_ptr<HostBench> host, HostBench::create(machine.profile.cores));
+  HEADRACE_TRY(compute_rates(*host, machine.profile));
+  HEADRACE_TRY(host_rates(*host, machine.profile));
+  std::unique_ptr<DriveBench> drive_bench;
+  HEADRACE_ASSIGN(const DriveRates drive, probe_drive(existing_parent(store_folder), &drive_bench));
+  HEADRACE_ASSIGN(const std::unique_ptr<CopyBench> copies, CopyBench::create());
+  HEADRACE_TRY(beside_rates(*host, *copies, drive_bench.get(), kBesideTime, machine.profile));
+  HEADRACE_TRY(compute_rates(*host, machine.profile));
   set_drive(drive, machine);
   std::string updates;
   for (const auto& [state, rates] : machine.profile.update_rates) {

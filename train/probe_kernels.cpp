@@ -303,6 +303,13 @@ Status KernelBench::run(const Round& round) {
   return device_->compute().record().wait_host();
 }
 
+Load KernelBench::load(Round round) {
+  return [this, round = std::move(round)]() -> Result<double> {
+    HEADRACE_TRY(run(round));
+    return round.work;
+  };
+}
+
 namespace {
 
 // The better of what was measured before and now, at one more size or at one known.
@@ -321,8 +328,7 @@ class Rates {
 
   Status operation() {
     const KernelBench::Round round = bench_.smallest();
-    HEADRACE_ASSIGN(const Sample sample,
-                    measure_rate(kEffort, round.work, [&] { return bench_.run(round); }));
+    HEADRACE_ASSIGN(const Sample sample, measure_rate(kEffort, bench_.load(round)));
     const double seconds = 1 / sample.median;
     profile_.operation_s =
         profile_.operation_s > 0 ? std::min(profile_.operation_s, seconds) : seconds;
@@ -365,8 +371,7 @@ class Rates {
 
  private:
   Result<double> rate(const KernelBench::Round& round) {
-    HEADRACE_ASSIGN(const Sample sample,
-                    measure_rate(kEffort, round.work, [&] { return bench_.run(round); }));
+    HEADRACE_ASSIGN(const Sample sample, measure_rate(kEffort, bench_.load(round)));
     const double seconds = round.work / sample.median;
     const double cost = std::min(round.operations * profile_.operation_s, seconds / 2);
     return round.work / (seconds - cost);

@@ -40,6 +40,7 @@ class KernelBench {
 
   // Submits and waits.
   [[nodiscard]] Status run(const Round& round);
+  [[nodiscard]] Load load(Round round);
 
  private:
   KernelBench(std::span<std::byte> memory, int threads) : memory_(memory), threads_(threads) {}
@@ -65,6 +66,9 @@ class KernelBench {
   tiers::Runtime runtime_;
   std::unique_ptr<tiers::Device> device_;
 };
+
+// What "the GEMM" of a machine is.
+inline constexpr plan::Product kLargeProduct = {.rows = 512, .inputs = 1024, .outputs = 1024};
 
 inline constexpr std::size_t kKernelMemoryBytesMin = std::size_t{128} << 20U;
 

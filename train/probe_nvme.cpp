@@ -8,15 +8,12 @@
 
 #include <algorithm>
 #include <array>
-#include <atomic>
 #include <cerrno>
 #include <chrono>
 #include <cstring>
-#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
-#include <thread>
 #include <utility>
 #include <vector>
 
@@ -24,7 +21,6 @@
 #include "core/log.hpp"
 #include "core/random.hpp"
 #include "core/unique.hpp"
-#include "tiers/memory.hpp"
 #include "train/probe.hpp"
 
 namespace headrace::train {
@@ -33,138 +29,91 @@ namespace {
 using Clock = std::chrono::steady_clock;
 
 constexpr std::size_t kBlockBytes = std::size_t{1} << 20U;
-constexpr std::size_t kPageBytes = 4096;
-constexpr std::chrono::milliseconds kPassTimeMax{400};
+constexpr std::size_t kPageBytes = tiers::nvme::kPageBytes;
+constexpr std::chrono::milliseconds kPassTimeMax{300};
 // Requests of a block in flight that are tried; the sizes that are tried with as many bytes in
 // flight; and the share of the best rate that will do.
-constexpr int kWriteDepth = 8;
 constexpr std::array<int, 3> kDepths = {4, 8, 16};
 constexpr std::array<std::size_t, 5> kRequestBytes = {
     kBlockBytes / 4, kBlockBytes / 2, kBlockBytes, 2 * kBlockBytes, 4 * kBlockBytes};
-constexpr std::size_t kBufferBytes = kDepths.back() * kBlockBytes;  // of all threads
-constexpr std::chrono::milliseconds kDepthTimeMax{120};
+constexpr std::chrono::milliseconds kDepthTimeMax{60};
+constexpr std::chrono::milliseconds kMixedTimeMax{150};
 constexpr double kGoodEnough = 0.95;
+// As of a run's tiles with the usual settings, and its lanes.
+constexpr std::uint64_t kTileBytes = std::uint64_t{4} << 20U;
+constexpr int kLanes = 4;
 
-// Every page of the file begins with its number, so that none equals another and a misdirected
-// read shows. `offset` is the block's in the file.
-void stamp(std::span<std::byte> block, std::uint64_t offset) {
-  for (std::size_t at = 0; at < block.size(); at += kPageBytes) {
-    const std::uint64_t number = (offset + at) / kPageBytes;
-    std::memcpy(block.data() + at, &number, sizeof number);
-  }
-}
-
-bool stamped(std::span<const std::byte> block, std::uint64_t offset) {
-  for (std::size_t at = 0; at < block.size(); at += kPageBytes) {
-    std::uint64_t number = 0;
-    std::memcpy(&number, block.data() + at, sizeof number);
-    if (number != (offset + at) / kPageBytes) {
-      return false;
-    }
-  }
-  return true;
-}
-
-enum class Access { kRead, kWrite, kBoth };
-
-// One pass over the file's beginning by as many threads as requests are to be in flight. Counts
-// what was moved until the time is up.
-class Pass {
+// What a store lies in here: a file without a name, which is gone whatever happens.
+class NamelessFile final : public tiers::nvme::BlockFile {
  public:
-  struct Work {
-    Access access = Access::kRead;
-    std::uint64_t bytes = 0;  // of the file
-    DriveRequests requests{.in_flight = kWriteDepth, .bytes = kBlockBytes};
-    std::chrono::milliseconds time_max = kPassTimeMax;
-  };
+  NamelessFile(UniqueFd file, std::string folder)
+      : file_(std::move(file)), path_(std::move(folder) + "/(a file without a name)") {}
 
-  Pass(int descriptor, std::span<std::byte> buffers, const Work& work)
-      : descriptor_(descriptor),
-        buffers_(buffers),
-        access_(work.access),
-        block_bytes_(work.requests.bytes),
-        blocks_(work.bytes / work.requests.bytes),
-        depth_(static_cast<std::size_t>(work.requests.in_flight)),
-        time_max_(work.time_max) {}
-
-  // Bytes per second; `bytes_done` says how far it came.
-  Result<double> run(std::uint64_t& bytes_done) {
-    const Clock::time_point begin = Clock::now();
-    deadline_ = begin + time_max_;
-    std::vector<std::thread> threads;
-    threads.reserve(depth_);
-    std::optional<Error> not_started;
-    try {
-      for (std::size_t i = 0; i < depth_; ++i) {
-        threads.emplace_back([this, i] { work(buffers_.subspan(i * block_bytes_, block_bytes_)); });
-      }
-    } catch (const std::exception& error) {
-      not_started = operating_error("probe: cannot start its threads")
-                        .with_why(error.what())
-                        .with_hint(
-                            "raise the limit of processes: `ulimit -u`, or pids.max of the "
-                            "cgroup");
-      stop_.store(true);
-    }
-    for (std::thread& thread : threads) {
-      thread.join();
-    }
-    if (not_started) {
-      return *std::move(not_started);
-    }
-    const std::chrono::duration<double> seconds = Clock::now() - begin;
-    if (error_.load() != 0) {
-      return errno_error("probe: direct I/O failed", error_.load());
-    }
-    if (wrong_.load()) {
-      return corrupt_error("probe: the drive read back something else than was written")
-          .with_hint("do not use this drive: it loses data");
-    }
-    bytes_done = std::min(next_.load(), blocks_) * block_bytes_;
-    return static_cast<double>(done_.load() * block_bytes_) / seconds.count();
+  Status read(std::uint64_t offset, std::span<std::byte> target) override {
+    return move(target.size(), [&](std::size_t done) {
+      return ::pread(file_.get(),
+                     target.data() + done,
+                     target.size() - done,
+                     static_cast<off_t>(offset + done));
+    });
   }
+
+  Status write(std::uint64_t offset, std::span<const std::byte> source) override {
+    return move(source.size(), [&](std::size_t done) {
+      return ::pwrite(file_.get(),
+                      source.data() + done,
+                      source.size() - done,
+                      static_cast<off_t>(offset + done));
+    });
+  }
+
+  Status sync() override {
+    return ::fdatasync(file_.get()) == 0 ? Status() : errno_error("probe: cannot flush", errno);
+  }
+
+  Status allocate(std::uint64_t bytes) override {
+    int result = 0;
+    do {
+      result = ::posix_fallocate(file_.get(), 0, static_cast<off_t>(bytes));
+    } while (result == EINTR);
+    return result == 0 ? Status() : errno_error("probe: cannot make its file", result);
+  }
+
+  Result<std::uint64_t> bytes() override {
+    struct stat status = {};
+    if (::fstat(file_.get(), &status) != 0) {
+      return errno_error("probe: cannot look at its file", errno);
+    }
+    return static_cast<std::uint64_t>(status.st_size);
+  }
+
+  [[nodiscard]] const std::string& path() const override { return path_; }
+
+  [[nodiscard]] int fd() const override { return file_.get(); }
+
+  [[nodiscard]] bool direct_io() const override { return true; }
 
  private:
-  void work(std::span<std::byte> buffer) {
-    while (Clock::now() < deadline_ && error_.load() == 0 && !stop_.load()) {
-      const std::uint64_t index = next_.fetch_add(1);
-      if (index >= blocks_) {
-        return;
+  template <class Move>
+  Status move(std::size_t bytes, const Move& part) {
+    for (std::size_t done = 0; done < bytes;) {
+      const ssize_t moved = part(done);
+      if (moved <= 0 && (moved == 0 || errno != EINTR)) {
+        return errno_error("probe: I/O failed", moved == 0 ? EIO : errno);
       }
-      // Both: the even half of the file is read, the odd half written.
-      const bool write = access_ == Access::kWrite || (access_ == Access::kBoth && index % 2 == 1);
-      const std::uint64_t at = index * block_bytes_;
-      if (write) {
-        stamp(buffer, at);
-      }
-      const auto offset = static_cast<off_t>(at);
-      const ssize_t moved = write ? ::pwrite(descriptor_, buffer.data(), buffer.size(), offset)
-                                  : ::pread(descriptor_, buffer.data(), buffer.size(), offset);
-      if (moved != static_cast<ssize_t>(buffer.size())) {
-        error_.store(moved < 0 ? errno : EIO);
-        return;
-      }
-      if (!write && !stamped(buffer, at)) {
-        wrong_.store(true);
-      }
-      done_.fetch_add(1);
+      done += static_cast<std::size_t>(std::max<ssize_t>(moved, 0));
     }
+    return {};
   }
 
-  int descriptor_;
-  std::span<std::byte> buffers_;
-  Access access_;
-  std::size_t block_bytes_;
-  std::uint64_t blocks_;
-  std::size_t depth_;
-  std::chrono::milliseconds time_max_;
-  Clock::time_point deadline_;
-  std::atomic<std::uint64_t> next_{0};
-  std::atomic<std::uint64_t> done_{0};
-  std::atomic<int> error_{0};
-  std::atomic<bool> wrong_{false};
-  std::atomic<bool> stop_{false};
+  UniqueFd file_;
+  std::string path_;
 };
+
+tiers::nvme::ExtentKey key_of(std::uint64_t tile) {
+  return {
+      .unit = 0, .tile = static_cast<std::uint32_t>(tile), .kind = tiers::nvme::ExtentKind::kParam};
+}
 
 // A file without a name, or one that loses its name at once.
 Result<UniqueFd> open_nameless(const std::string& folder) {
@@ -199,27 +148,11 @@ std::string why_not(const Filesystem& filesystem) {
   return "";
 }
 
-Status measure(int descriptor, DriveRates& rates) {
-  HEADRACE_ASSIGN(const std::unique_ptr<tiers::Arena> arena,
-                  tiers::Arena::create(tiers::Tier::kHost, "probe", kBufferBytes));
-  const std::span<std::byte> buffers(arena->data(), kBufferBytes);
-  const RandomSource random(static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()),
-                            RandomStream::kTest);
-  for (std::size_t at = 0; at < buffers.size(); at += 4) {
-    const std::uint32_t bits = random.bits({.update = 0, .tensor = 0, .element = at / 4});
-    std::memcpy(buffers.data() + at, &bits, sizeof bits);
-  }
-  const auto pass = [&](const Pass::Work& work, std::uint64_t& bytes_done) {
-    return Pass(descriptor, buffers, work).run(bytes_done);
-  };
-  std::uint64_t bytes = 0;
-  HEADRACE_ASSIGN(rates.write_bytes_per_s,
-                  pass({.access = Access::kWrite, .bytes = kProbeFileBytes}, bytes));
-  std::uint64_t ignored = 0;
-  const auto read = [&](const DriveRequests& requests) {
-    return pass(
-        {.access = Access::kRead, .bytes = bytes, .requests = requests, .time_max = kDepthTimeMax},
-        ignored);
+// Requests that the drive needs, and how fast it is read with them.
+Status find_requests(DriveBench& bench, DriveRates& rates) {
+  const auto read = [&](const DriveRequests& requests) -> Result<double> {
+    HEADRACE_TRY(bench.use(requests));
+    return bench.pass(DriveMix::kRead, kDepthTimeMax);
   };
   // More in flight than a drive needs only makes what is wanted now wait longer.
   std::vector<double> reads;
@@ -240,7 +173,7 @@ Status measure(int descriptor, DriveRates& rates) {
   for (const std::size_t request_bytes : kRequestBytes) {
     const DriveRequests requests{.in_flight = static_cast<int>(bytes_in_flight / request_bytes),
                                  .bytes = request_bytes};
-    if (requests.in_flight > kDriveProbeThreads) {
+    if (requests.in_flight > kDriveProbeRequestsMax || request_bytes == kBlockBytes) {
       continue;
     }
     HEADRACE_ASSIGN(const double rate, read(requests));
@@ -249,13 +182,131 @@ Status measure(int descriptor, DriveRates& rates) {
       rates.read_bytes_per_s = rate;
     }
   }
-  HEADRACE_ASSIGN(
-      rates.mixed_bytes_per_s,
-      pass({.access = Access::kBoth, .bytes = bytes, .requests = rates.requests}, ignored));
-  return {};
+  return bench.use(rates.requests);
+}
+
+Status measure(DriveBench& bench, DriveRates& rates) {
+  HEADRACE_TRY(find_requests(bench, rates));
+  const auto pass = [&](DriveMix mix, double& rate) -> Status {
+    HEADRACE_ASSIGN(rate, bench.pass(mix, kMixedTimeMax));
+    return {};
+  };
+  HEADRACE_TRY(pass(DriveMix::kWrite, rates.write_bytes_per_s));
+  HEADRACE_TRY(pass(DriveMix::kBoth, rates.mixed_bytes_per_s));
+  HEADRACE_TRY(pass(DriveMix::kMoreReads, rates.mixed_reads_bytes_per_s));
+  return pass(DriveMix::kMoreWrites, rates.mixed_writes_bytes_per_s);
 }
 
 }  // namespace
+
+DriveBench::~DriveBench() {
+  engine_.reset();
+}
+
+Result<std::unique_ptr<DriveBench>> DriveBench::create(const std::string& folder) {
+  HEADRACE_ASSIGN(const Filesystem filesystem, filesystem_of(folder));
+  if (const std::string why = why_not(filesystem); !why.empty()) {
+    return operating_error(fmt::format("'{}' cannot be measured", folder))
+        .with_why(why)
+        .with_hint("use a folder on a drive, with 512 MiB free");
+  }
+  HEADRACE_ASSIGN(UniqueFd file, open_nameless(folder));
+  const int descriptor = file.get();
+  std::unique_ptr<DriveBench> bench(new DriveBench);
+  HEADRACE_ASSIGN(bench->arena_,
+                  tiers::Arena::create(tiers::Tier::kHost, "probe", kLanes * kTileBytes));
+  const std::span<std::byte> buffers(bench->arena_->data(), kLanes * kTileBytes);
+  const RandomSource random(static_cast<std::uint64_t>(Clock::now().time_since_epoch().count()),
+                            RandomStream::kTest);
+  for (std::size_t at = 0; at < buffers.size(); at += 4) {
+    const std::uint32_t bits = random.bits({.update = 0, .tensor = 0, .element = at / 4});
+    std::memcpy(buffers.data() + at, &bits, sizeof bits);
+  }
+  tiers::nvme::StoreContents contents{.tiles = {}, .tensor_table = "{}", .layout_tag = "probe"};
+  bench->tiles_ = kProbeFileBytes / kTileBytes;
+  for (std::uint32_t tile = 0; tile < bench->tiles_; ++tile) {
+    contents.tiles.push_back({.unit = 0, .tile = tile, .param_bytes = kTileBytes});
+  }
+  std::vector<std::unique_ptr<tiers::nvme::BlockFile>> files;
+  files.push_back(std::make_unique<NamelessFile>(std::move(file), folder));
+  HEADRACE_ASSIGN(const Id128 id, random_id());
+  HEADRACE_ASSIGN(bench->store_,
+                  tiers::nvme::Store::format(std::move(files), id, contents, {.slots = 1}));
+  HEADRACE_TRY(bench->store_->mark_dirty());
+  HEADRACE_TRY(switch_to_direct_io(descriptor));
+  HEADRACE_TRY(bench->use({.in_flight = kDepths[1], .bytes = kBlockBytes}));
+  // The first write to a block costs more than later ones; on a slow drive it also says how much
+  // can be passed over in the time.
+  HEADRACE_TRY(bench->pass(DriveMix::kWrite, kPassTimeMax));
+  bench->tiles_ = std::max<std::uint64_t>(bench->passed_ / kLanes * kLanes, kLanes);
+  return bench;
+}
+
+Status DriveBench::use(const DriveRequests& requests) {
+  engine_.reset();
+  HEADRACE_ASSIGN(
+      engine_,
+      tiers::nvme::IoEngine::create(runtime_,
+                                    *store_,
+                                    0,
+                                    {.lanes = kLanes,
+                                     .io_depth = requests.in_flight,
+                                     .request_bytes_max = requests.bytes,
+                                     .buffers = {{arena_->data(), kLanes * kTileBytes}}}));
+  return {};
+}
+
+bool DriveBench::writes(DriveMix mix, std::uint64_t tile) {
+  switch (mix) {
+    case DriveMix::kRead:
+      return false;
+    case DriveMix::kWrite:
+      return true;
+    // Lanes change their direction with each tile.
+    case DriveMix::kBoth:
+      return (tile / kLanes + tile) % 2 == 1;
+    case DriveMix::kMoreReads:
+      return (tile / kLanes + tile) % 4 == 3;
+    case DriveMix::kMoreWrites:
+      return (tile / kLanes + tile) % 4 != 3;
+  }
+  return false;
+}
+
+Result<double> DriveBench::pass(DriveMix mix, std::chrono::milliseconds time_max) {
+  const auto begin = Clock::now();
+  HEADRACE_ASSIGN(const double bytes, pass_bytes(mix, time_max));
+  const std::chrono::duration<double> seconds = Clock::now() - begin;
+  return bytes / std::max(seconds.count(), 1e-9);
+}
+
+Result<double> DriveBench::pass_bytes(DriveMix mix, std::chrono::milliseconds time_max) {
+  const auto begin = Clock::now();
+  std::uint64_t moved = 0;
+  // A round of the lanes at a time, so that no more is in their rings than ends soon.
+  for (std::uint64_t tile = 0; tile < tiles_ && (tile < kLanes || Clock::now() < begin + time_max);
+       ++tile) {
+    const std::uint64_t lane_index = tile % kLanes;
+    tiers::nvme::IoLane& lane = engine_->lane(static_cast<int>(lane_index));
+    const std::span<std::byte> buffer(arena_->data() + lane_index * kTileBytes, kTileBytes);
+    HEADRACE_TRY(waits_[lane_index].wait_host());
+    if (writes(mix, tile)) {
+      ++step_;
+      lane.write(key_of(tile), buffer, step_, tile);
+    } else {
+      lane.read(key_of(tile), buffer, tile);
+    }
+    waits_[lane_index] = previous_[lane_index];
+    previous_[lane_index] = lane.record();
+    ++moved;
+  }
+  for (std::uint64_t lane = 0; lane < kLanes; ++lane) {
+    HEADRACE_TRY(engine_->lane(static_cast<int>(lane)).drain());
+    waits_[lane] = previous_[lane] = {};
+  }
+  passed_ = moved;
+  return static_cast<double>(moved * kTileBytes);
+}
 
 std::string existing_parent(std::string folder) {
   while (!is_directory(folder) && folder != "/" && folder != ".") {
@@ -308,31 +359,27 @@ FolderTrial try_folder(const std::string& folder) {
   return trial;
 }
 
-Result<DriveRates> probe_drive(const std::string& folder) {
+Result<DriveRates> probe_drive(const std::string& folder,
+                               std::unique_ptr<DriveBench>* bench,
+                               std::string* why_not) {
   DriveRates rates;
   HEADRACE_ASSIGN(const Filesystem filesystem, filesystem_of(folder));
   rates.capacity_bytes = filesystem.total_bytes;
   rates.device = device_of(folder);
-  if (const std::string why = why_not(filesystem); !why.empty()) {
-    log_warning(fmt::format("probe: '{}' was not measured: {}", folder, why));
-    return rates;
-  }
-  Result<UniqueFd> file = open_nameless(folder);
-  if (!file) {
-    log_warning(fmt::format("probe: '{}' was not measured: {}", folder, file.error().why));
-    return rates;
-  }
-  if (const Status direct = switch_to_direct_io(file->get()); !direct) {
-    log_warning(fmt::format("probe: '{}' was not measured: {}", folder, direct.error().why));
-    return rates;
-  }
-  Status status = measure(file->get(), rates);
+  const DriveRates unmeasured = rates;
+  Result<std::unique_ptr<DriveBench>> made = DriveBench::create(folder);
+  Status status = made ? measure(**made, rates) : Status(made.error());
   if (!status && status.error().code == ExitCode::kOperating) {
     log_warning(fmt::format("probe: '{}' was not measured: {}", folder, status.error().why));
-    rates.read_bytes_per_s = rates.write_bytes_per_s = rates.mixed_bytes_per_s = 0;
-    return rates;
+    if (why_not != nullptr) {
+      *why_not = status.error().why;
+    }
+    return unmeasured;
   }
   HEADRACE_TRY(std::move(status));
+  if (bench != nullptr) {
+    *bench = *std::move(made);
+  }
   return rates;
 }
 
