@@ -112,11 +112,9 @@ class Counter {
  private:
   [[nodiscard]] double order_seconds(const Requirement& any, const Parts& parts) const;
   void count_extents();
-  void count_tile(std::size_t u, std::size_t t, const std::set<std::pair<int, int>>& kept_state);
   void count_room();
   void count_copies();
   void count_work();
-  [[nodiscard]] std::set<std::pair<int, int>> carried(InstructionKind read) const;
   [[nodiscard]] bool kernels_read(std::size_t u, const TileSpec& tile) const;
   [[nodiscard]] double price(InstructionKind kind, QueueKind queue, int unit, int index) const;
   [[nodiscard]] double transfer(InstructionKind kind, QueueKind queue, double bytes) const;
@@ -173,9 +171,13 @@ Requirement Counter::placed(const Parts& parts) const {
   const Extents& e = extents_;
   const double updates = (parts.held ? 1 : 0) + (parts.drain ? 1 : 0);
   const double streamed = e.updated - e.updated_kept;
+  // A step that ends with all updates made may use what the step before has read for it, and reads
+  // nothing for the next one.
+  const double ahead = parts.held && parts.drain ? room_.at_norm : 0;
   Phase all;
-  all.bytes.nvme_read = updates > 0 ? updates * streamed + positive(e.frozen - room_.at_norm)
-                                    : positive(e.forward - room_.after_drain);
+  all.bytes.nvme_read =
+      updates > 0 ? positive(updates * streamed - ahead) + positive(e.frozen - room_.at_norm)
+                  : positive(e.forward - room_.after_drain);
   all.bytes.nvme_write = updates * streamed + (parts.commit ? e.updated_kept : 0);
   all.bytes.h2d = copies_.inputs +
                   (updates > 0 ? copies_.updated + positive(copies_.frozen - room_.on_device_later)
@@ -264,15 +266,12 @@ std::vector<Phase> Counter::phases(const Parts& parts) const {
   if (parts.drain) {
     Phase drain;
     drain.bytes.nvme_read = positive(streamed - room_.at_norm);
-    drain.bytes.nvme_write = positive(streamed - room_.after_drain);
+    // What is kept may be written for a commit as soon as it is updated.
+    drain.bytes.nvme_write =
+        positive(streamed - room_.after_drain) + (parts.commit ? e.updated_kept : 0);
     drain.host_updates = host_seconds;
     drain.device_updates = device_seconds;
     phases.push_back(drain);
-  }
-  if (parts.commit) {
-    Phase commit;
-    commit.bytes.nvme_write = e.updated_kept;
-    phases.push_back(commit);
   }
   return phases;
 }
@@ -301,42 +300,22 @@ bool Counter::kernels_read(std::size_t u, const TileSpec& tile) const {
   });
 }
 
-// Tiles whose extent a steady step updates without having read it in that step: it was still there
-// from the step before.
-std::set<std::pair<int, int>> Counter::carried(InstructionKind read) const {
-  const Program& program = plan_.update == Update::kHeld ? plan_.compute_held : plan_.drain;
-  std::set<std::pair<int, int>> seen, kept;
-  for (const Instruction& instruction : program.instructions) {
-    const std::pair tile(instruction.unit, instruction.index);
-    if (instruction.kind == read) {
-      seen.insert(tile);
-    } else if (instruction.kind == InstructionKind::kUpdate && seen.count(tile) == 0) {
-      kept.insert(tile);
-    }
-  }
-  return kept;
-}
-
 void Counter::count_extents() {
   const bool training = settings_.purpose == Purpose::kTrain;
-  const auto param_carried = carried(InstructionKind::kReadParam);
-  const auto state_carried = carried(InstructionKind::kReadState);
   Extents& e = extents_;
   for (std::size_t u = 0; u < model_.units.size(); ++u) {
     const UnitPlan& unit = plan_.units[u];
     const bool on_device = plan_.separate_device && unit.home == Home::kDevice;
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
       const TileSpec& tile = unit.tiles[t];
-      const std::pair number(static_cast<int>(u), static_cast<int>(t));
       const auto param = static_cast<double>(unit.param[t].bytes);
       const auto state = static_cast<double>(unit.state_of[t].bytes);
       const bool read = kernels_read(u, tile);
       const bool in_memory = unit.param[t].buffer >= 0;
       if (training && !tile.frozen) {
         e.updated += param + state;
-        e.updated_kept += in_memory || param_carried.count(number) > 0 ? param : 0;
-        e.updated_kept +=
-            unit.state_of[t].buffer >= 0 || state_carried.count(number) > 0 ? state : 0;
+        e.updated_kept += in_memory ? param : 0;
+        e.updated_kept += unit.state_of[t].buffer >= 0 ? state : 0;
         e.elements += static_cast<double>(tile.elements);
         e.device_updates += on_device ? static_cast<double>(tile.elements) : 0;
         const double gradient =

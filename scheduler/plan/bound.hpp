@@ -39,7 +39,7 @@ struct Requirement {
 
 struct Bound {
   // S: param and state extents of what is updated, and weights that only are read. C: those of them
-  // that the plan keeps in memory from the norm of one step to its use in the next.
+  // that are at home in memory.
   double state_bytes = 0, resident_bytes = 0;
   // Of any schedule that keeps in memory what this plan keeps, and recomputes what it recomputes.
   Requirement placed;
