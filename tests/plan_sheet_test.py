@@ -15,9 +15,10 @@ keys and values, feed-forward 14336, vocabulary 128256, untied, no biases) and t
     output, the residual in the middle, both halves of the feed-forward and the softmax statistics;
   - rows of the embedding's gradient: at most one for each token, fp32.
 Which blocks lie where is the plan's choice and read from it; what they weigh is computed here.
-Rows agree within 2 %, and so does each tier's total. Two rows are not the architecture's: staging
-(how far the plan reads ahead) counts in the total only; the workspace is the feed-forward's
-gradients and one activation, and up to 32 MiB that kernels want beside them.
+Rows agree within 2 %, and so does each tier's total of them. Two rows are not the architecture's:
+staging is as much as the plan likes to have on its way, and with it a tier stays within its budget;
+the workspace is the feed-forward's gradients and one activation, and up to 32 MiB that kernels want
+beside them.
 """
 
 import json
@@ -29,6 +30,7 @@ import tempfile
 HIDDEN, LAYERS, HEADS, KV_HEADS, HEAD_DIM, FFN, VOCAB = 4096, 32, 32, 8, 128, 14336, 128256
 TOLERANCE = 0.02
 KERNEL_BYTES = 32 << 20
+BUDGETS = {"device": 24 * 10**9, "host": 64 * 10**9}
 PUBLISHED_PARAMETERS = 8030261248
 
 MACHINE = """
@@ -127,13 +129,15 @@ def check(name, plan, batch):
         wrong.append(f"parameters: {plan['parameters']}, published are {PUBLISHED_PARAMETERS}")
     table = {row["purpose"]: row for row in plan["memory"]}
     for tier in ("device", "host", "nvme"):
-        planned_total = sum(row[f"{tier}_bytes"] for purpose, row in table.items()
-                            if purpose not in ("process", "reserve"))
+        planned_total = sum(table[purpose][f"{tier}_bytes"] for purpose in expected)
         sheet_total = sum(row[tier] for row in expected.values())
         print(f"{name:12} {tier:8} {'total':12} sheet {sheet_total:16,} plan {planned_total:16,}")
         if off_by(sheet_total, planned_total) > TOLERANCE:
             wrong.append(f"{tier} in total: {sheet_total:,} by the sheet, "
                          f"{planned_total:,} planned")
+        with_staging = planned_total + table["staging"][f"{tier}_bytes"]
+        if with_staging > BUDGETS.get(tier, with_staging):
+            wrong.append(f"{tier} with staging: {with_staging:,} planned, over its budget")
         for purpose, row in expected.items():
             ours, theirs = row[tier], table[purpose][f"{tier}_bytes"]
             print(f"{name:12} {tier:8} {purpose:12} sheet {ours:16,} plan {theirs:16,}")
