@@ -37,7 +37,7 @@ using plan::MachineProfile;
 // Of what tells most of a step's time, of the others, and of two things at once.
 constexpr Effort kEffort{.time = std::chrono::milliseconds(120)};
 constexpr Effort kShortEffort{.time = std::chrono::milliseconds(50)};
-constexpr std::chrono::milliseconds kBesideTime{150};
+constexpr std::chrono::milliseconds kBesideTime{100};
 
 Status host_rates(HostBench& host, MachineProfile& profile) {
   const auto rate = [](const Effort& effort, double& target, const Load& load) -> Status {
@@ -279,7 +279,7 @@ std::optional<MachineFile> cached_machine(const std::string& cache, const Machin
 }  // namespace
 
 Result<MachineFile> probe_machine(const std::string& store_folder) {
-  log_info("measuring this machine (three to four seconds, once)");
+  log_info("measuring this machine (about five seconds, once)");
   MachineFile machine;
   HEADRACE_ASSIGN(machine.profile, this_machine());
   machine.profile.schema = kMachineSchema;

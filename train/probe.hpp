@@ -1,4 +1,4 @@
-// The built-in probe: three to four seconds that measure the rates of a machine profile.
+// The built-in probe: about five seconds that measure the rates of a machine profile.
 //
 // What is measured is what the engine uses: its own kernels, AdamW and checksums, a stream over
 // memory of AdamW's shape, one thread's memcpy, and direct reads and writes of incompressible data

@@ -37,7 +37,7 @@ constexpr std::array<int, 3> kDepths = {4, 8, 16};
 constexpr std::array<std::size_t, 5> kRequestBytes = {
     kBlockBytes / 4, kBlockBytes / 2, kBlockBytes, 2 * kBlockBytes, 4 * kBlockBytes};
 constexpr std::chrono::milliseconds kDepthTimeMax{60};
-constexpr std::chrono::milliseconds kMixedTimeMax{150};
+constexpr std::chrono::milliseconds kMixedTimeMax{100};
 constexpr double kGoodEnough = 0.95;
 // As of a run's tiles with the usual settings, and its lanes.
 constexpr std::uint64_t kTileBytes = std::uint64_t{4} << 20U;
