@@ -237,7 +237,7 @@ std::optional<double> age_of(const std::string& path) {
 }
 
 Finding examine_profile() {
-  constexpr const char* kLater = "the next train or plan measures this machine (three seconds)";
+  constexpr const char* kLater = "the next train or plan measures this machine (in five seconds)";
   Finding finding{.section = "profile"};
   const std::string path = machine_cache_path();
   const bool present = !path.empty() && path_exists(path);
