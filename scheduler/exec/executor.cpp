@@ -54,7 +54,7 @@ Status ExecutorImpl::open(const ExecutorOptions& options) {
   read_check_ = options.read_check;
   std::size_t instructions_max = 0, marks_max = 0;
   for (const plan::Program* program :
-       {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.evaluation}) {
+       {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.prefetch, &plan_.evaluation}) {
     instructions_max = std::max(instructions_max, program->instructions.size());
     std::size_t marks = 0;
     for (const Instruction& instruction : program->instructions) {
@@ -365,6 +365,7 @@ Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
   const plan::Program& program = held ? plan_.compute_held : plan_.compute;
   HEADRACE_TRY(run(program));
   pending_.reset();
+  prefetched_ = true;
   StepResult result;
   note_measurements(program, result);
   decide_update(inputs, result);
@@ -416,6 +417,9 @@ Status ExecutorImpl::prepare_update() {
   if (plan_.lanes > 0) {
     HEADRACE_TRY(store_->mark_dirty());
   }
+  if (!prefetched_) {
+    HEADRACE_TRY(run(plan_.prefetch));
+  }
   running_.write_step = pending_->update_count;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     for (std::size_t t = 0; t < plan_.units[u].tiles.size(); ++t) {
@@ -446,12 +450,14 @@ Status ExecutorImpl::drain() {
   HEADRACE_TRY(prepare_update());
   HEADRACE_TRY(run(plan_.drain));
   pending_.reset();
+  prefetched_ = false;
   return {};
 }
 
 Result<double> ExecutorImpl::evaluate(const StepInputs& inputs) {
   HEADRACE_TRY(drain());
   set_inputs(inputs);
+  prefetched_ = false;  // its tiles pass through the same slots
   HEADRACE_TRY(run(plan_.evaluation));
   return loss_sum();
 }

@@ -182,6 +182,7 @@ class ExecutorImpl final : public Executor {
   int turn_ = 0;                      // the lane that a commit or a resume used last
   std::vector<tiers::Event> events_;  // by instruction of the running program
   std::vector<tiers::Lease> leases_;  // of the instruction being launched
+  bool prefetched_ = false;           // the first slots hold what the next program finds there
   std::optional<Pending> pending_;
   std::int64_t update_count_ = 0;
   std::uint64_t seed_ = 0;

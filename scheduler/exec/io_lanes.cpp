@@ -5,6 +5,14 @@
 
 namespace headrace::exec {
 
+namespace {
+
+// Operations and waits that a lane holds: the scheduler's thread runs so far ahead that writes may
+// stay behind for the forward pass.
+constexpr std::size_t kLaneCapacity = 256;
+
+}  // namespace
+
 Result<std::unique_ptr<IoLanes>> IoLanes::create(tiers::Runtime& runtime,
                                                  tiers::nvme::Store& store,
                                                  int lanes,
@@ -18,6 +26,7 @@ Result<std::unique_ptr<IoLanes>> IoLanes::create(tiers::Runtime& runtime,
     engine.lanes = lanes;
     engine.io_depth = drive.io_depth;
     engine.request_bytes_max = drive.request_bytes;
+    engine.lane_capacity = kLaneCapacity;
     engine.read_bytes_per_s = drive.read_bytes_per_s;
     engine.write_bytes_per_s = drive.write_bytes_per_s;
     engine.make_backend = options.make_io_backend;

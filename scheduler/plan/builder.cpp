@@ -4,6 +4,8 @@
 #include "scheduler/plan/builder.hpp"
 
 #include <algorithm>
+#include <limits>
+#include <utility>
 
 #include "core/assert.hpp"
 
@@ -17,26 +19,46 @@ std::uint64_t tile_content(int unit, int tile) {
   return piece_content(unit, tile) | std::uint64_t{1} << 63;
 }
 
-Builder::Builder(const BuilderInputs& inputs, std::string name)
-    : in_(inputs), pricer_(inputs.model, inputs.settings, inputs.machine, inputs.plan) {
+Builder::Builder(const BuilderInputs& inputs, std::string name, StagedTiles entry)
+    : in_(inputs),
+      pricer_(inputs.model, inputs.settings, inputs.machine, inputs.plan),
+      entry_(std::move(entry)) {
   program_.name = std::move(name);
   slots_.resize(in_.layout.weight_slots.size());
   for (const UnitPlan& unit : in_.plan.units) {
     updated_.emplace_back(unit.tiles.size(), 0);
   }
+  for (const int buffer : in_.layout.staging_state) {
+    state_slots_.push_back({.buffer = buffer});
+  }
+  for (const BorrowedSlot& slot : in_.layout.borrowed_state) {
+    state_slots_.push_back({.buffer = slot.buffer,
+                            .last_take = 0,
+                            .usable_from = std::numeric_limits<std::size_t>::max(),
+                            .borrowed = &slot});
+  }
 }
 
-void Builder::training_step(bool held) {
+void Builder::training_step(bool held, const StagedTiles& next) {
   held_ = held;
   gather();
   copy_inputs();
+  // What is staged for backward is decoded, or on its way to a separate device; else slots are free
+  // once the last unit has been updated.
+  const bool free_in_backward = !in_.plan.separate_device && !in_.plan.format.decoded;
   for (const Group& group : groups()) {
     forward_blocks(group);
     head(group, true);
+    if (group.first == 0 && free_in_backward) {
+      prefetch(next);
+    }
     backward_blocks(group);
     scatter(group);
   }
   embedding_gradient();
+  if (!free_in_backward) {
+    prefetch(next);
+  }
 }
 
 void Builder::drain() {
@@ -169,6 +191,7 @@ void Builder::head(const Group& group, bool backward) {
     return;
   }
   head_scores(group);
+  lending_ = false;  // from here on gradients are written
   if (backward) {
     head_gradients(group);
     head_norm_gradient(group);

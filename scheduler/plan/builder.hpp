@@ -2,6 +2,7 @@
 // weight slots is tracked as it goes.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <string>
 #include <vector>
@@ -24,16 +25,34 @@ struct BuilderInputs {
   const Plan& plan;
 };
 
+// The tiles that a program stages, in the order in which it takes slots; an extent each.
+struct StagedTile {
+  int unit = 0, tile = 0;
+
+  bool operator==(const StagedTile&) const = default;
+};
+
+struct StagedTiles {
+  std::vector<StagedTile> params, states;
+};
+
 class Builder {
  public:
-  Builder(const BuilderInputs& inputs, std::string name);
+  // `entry`: what an earlier program has left in the first slots.
+  Builder(const BuilderInputs& inputs, std::string name, StagedTiles entry = {});
 
   // Forward and backward over every micro-batch. `held`: each unit is updated before its first use.
-  void training_step(bool held);
+  // At the end `next` is read into the first slots.
+  void training_step(bool held, const StagedTiles& next);
   // Every trainable tile is updated.
   void drain();
+  // Reads `next` into the first slots.
+  void prefetch(const StagedTiles& next);
   void evaluation();
   [[nodiscard]] Program take();
+
+  // What was staged so far.
+  [[nodiscard]] const StagedTiles& staged() const { return staged_; }
 
  private:
   struct Range {  // a resolved operand
@@ -78,10 +97,19 @@ class Builder {
     Weights target;    // where on the device; buffer -1: nowhere
   };
 
+  // Which has lanes of its own, in this order.
+  enum class TransferClass : std::uint8_t { kRead, kWrite, kWriteThrough, kPrefetch };
+
+  [[nodiscard]] int next_lane(TransferClass kind);
   Weights bring_tile(const TileUse& use);
+  Weights stage_param(const TileUse& use);
+  Weights stage_state(const TileUse& use);
+  [[nodiscard]] std::size_t take_state_slot();
+  void lend_gradient(int unit, int tile);
   [[nodiscard]] Weights floats_of(const TileUse& use, const Weights& param);
   [[nodiscard]] Weights device_copy(const UnitPlan& unit, const TileSpec& tile) const;
-  void transfer(InstructionKind kind, int unit, int tile, const Weights& memory, int lane);
+  void transfer(
+      InstructionKind kind, int unit, int tile, const Weights& memory, bool ahead = false);
   void update_tile(const TileUse& use,
                    const Weights& param,
                    const Weights& state,
@@ -139,9 +167,23 @@ class Builder {
     int last_use = -1;
   };
 
+  // Where the state of a tile on its way is. Borrowed slots can be used from a certain take on,
+  // until the gradients that they lie over are written again.
+  struct StateSlot {
+    int buffer = -1;
+    std::size_t last_take = 0;    // number of the take that used it last, from 1; 0: unused
+    std::size_t usable_from = 0;  // number of the take
+    const BorrowedSlot* borrowed = nullptr;
+  };
+
   std::vector<Slot> slots_;
   int clock_ = 0;
-  std::size_t next_staging_ = 0, next_decoded_ = 0, next_gradient_slot_ = 0, next_landing_ = 0;
+  const StagedTiles entry_;
+  StagedTiles staged_;
+  std::vector<StateSlot> state_slots_;
+  bool lending_ = true;
+  std::size_t next_decoded_ = 0, next_gradient_slot_ = 0, next_landing_ = 0;
+  std::array<int, 4> next_lane_{};  // by TransferClass
 };
 
 }  // namespace headrace::plan

@@ -1,5 +1,7 @@
 // The Builder's data movement: weights to the device, tiles through the optimizer, gradients home.
 #include <algorithm>
+#include <array>
+#include <numeric>
 
 #include "core/assert.hpp"
 #include "scheduler/plan/builder.hpp"
@@ -92,43 +94,36 @@ Builder::Weights Builder::bring_tile(const TileUse& use) {
   if (decodes && !use.update && !in_.plan.separate_device && plan.weights >= 0) {
     return {.range = slice(plan.weights, spec.begin, spec.elements, 4), .content = 0};
   }
+  const auto in_memory = [](const TilePlace& place) -> Weights {
+    return {.range = {.buffer = place.buffer, .offset = place.offset, .bytes = place.bytes},
+            .content = 0};
+  };
   const bool with_state = use.update || decodes;
   const bool stream_param = plan.param[t].buffer < 0;
   const bool stream_state = with_state && plan.state_of[t].buffer < 0;
-  std::size_t staging = 0;
-  if (stream_param || stream_state) {
-    staging = next_staging_++ % in_.layout.staging_param.size();
+  Weights param = in_memory(plan.param[t]);
+  if (stream_param && !decodes && !in_.plan.separate_device && use.target.range.buffer >= 0) {
+    param = use.target;  // direct I/O into the place of use
+    transfer(InstructionKind::kReadParam, use.unit, use.tile, param);
+  } else if (stream_param) {
+    param = stage_param(use);
   }
-  const int lane = static_cast<int>(2 * staging);
-  const auto place = [&](const TilePlace& extent, const std::vector<int>& staged) -> Weights {
-    if (extent.buffer >= 0) {
-      return {.range = {.buffer = extent.buffer, .offset = extent.offset, .bytes = extent.bytes},
-              .content = 0};
-    }
-    return {.range = {.buffer = staged[staging], .offset = 0, .bytes = extent.bytes},
-            .content = tile_content(use.unit, use.tile)};
-  };
-  const bool in_place = stream_param && !decodes && !in_.plan.separate_device &&
-                        use.target.range.buffer >= 0;  // direct I/O into the place of use
-  const Weights param = in_place ? use.target : place(plan.param[t], in_.layout.staging_param);
-  const Weights state = with_state ? place(plan.state_of[t], in_.layout.staging_state) : Weights{};
-  if (stream_param) {
-    transfer(InstructionKind::kReadParam, use.unit, use.tile, param, lane);
-  }
+  Weights state = with_state ? in_memory(plan.state_of[t]) : Weights{};
   if (stream_state) {
-    transfer(InstructionKind::kReadState, use.unit, use.tile, state, lane + 1);
+    state = stage_state(use);
   }
   const Weights floats = floats_of(use, param);
   if (use.update) {
     update_tile(use, param, state, decodes && use.read ? floats : Weights{});
+    lend_gradient(use.unit, use.tile);
   } else if (decodes) {
     decode_tile(use, param, state, floats);
   }
-  if (use.update && stream_param) {
-    transfer(InstructionKind::kWriteParam, use.unit, use.tile, param, lane);
+  if (use.update && (stream_param || plan.write_through)) {
+    transfer(InstructionKind::kWriteParam, use.unit, use.tile, param);
   }
   if (use.update && stream_state) {
-    transfer(InstructionKind::kWriteState, use.unit, use.tile, state, lane + 1);
+    transfer(InstructionKind::kWriteState, use.unit, use.tile, state);
   }
   const Range& target = use.target.range;
   if (target.buffer >= 0 &&
@@ -138,6 +133,103 @@ Builder::Weights Builder::bring_tile(const TileUse& use) {
     emit(std::move(copy));
   }
   return floats;
+}
+
+// The tile's param extent in the next slot: one after the other. What an earlier program has left
+// there is not read again.
+Builder::Weights Builder::stage_param(const TileUse& use) {
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(use.unit)];
+  const std::size_t take = staged_.params.size();
+  staged_.params.push_back({.unit = use.unit, .tile = use.tile});
+  const std::vector<int>& slots = in_.layout.staging_param;
+  const Weights staged = {.range = {.buffer = slots[take % slots.size()],
+                                    .offset = 0,
+                                    .bytes = plan.param[static_cast<std::size_t>(use.tile)].bytes},
+                          .content = tile_content(use.unit, use.tile)};
+  if (take < entry_.params.size()) {
+    HEADRACE_ASSERT(entry_.params[take] == staged_.params.back(), "slots are taken as foreseen");
+  } else {
+    transfer(InstructionKind::kReadParam, use.unit, use.tile, staged);
+  }
+  return staged;
+}
+
+Builder::Weights Builder::stage_state(const TileUse& use) {
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(use.unit)];
+  const std::size_t slot = take_state_slot();
+  const std::size_t take = staged_.states.size();
+  staged_.states.push_back({.unit = use.unit, .tile = use.tile});
+  state_slots_[slot].last_take = take + 1;
+  const Weights staged = {
+      .range = {.buffer = state_slots_[slot].buffer,
+                .offset = 0,
+                .bytes = plan.state_of[static_cast<std::size_t>(use.tile)].bytes},
+      .content = tile_content(use.unit, use.tile)};
+  if (take < entry_.states.size()) {
+    HEADRACE_ASSERT(entry_.states[take] == staged_.states.back(), "slots are taken as foreseen");
+  } else {
+    transfer(InstructionKind::kReadState, use.unit, use.tile, staged);
+  }
+  return staged;
+}
+
+// The slot that was used longest ago: what it holds has had the most time to be written. The first
+// takes go through the slots in order.
+std::size_t Builder::take_state_slot() {
+  const std::size_t take = staged_.states.size() + 1;
+  std::size_t best = 0;
+  for (std::size_t s = 1; s < state_slots_.size(); ++s) {
+    const StateSlot& slot = state_slots_[s];
+    const bool usable = slot.borrowed == nullptr || (lending_ && slot.usable_from <= take);
+    if (usable && slot.last_take < state_slots_[best].last_take) {
+      best = s;
+    }
+  }
+  return best;
+}
+
+// The gradient of a tile has been used: slots that lie over it, and over those before it, can be
+// taken; not at once, for then a read would wait for this very update.
+void Builder::lend_gradient(int unit, int tile) {
+  const std::size_t ahead = in_.layout.staging_state.size();
+  for (StateSlot& slot : state_slots_) {
+    if (slot.borrowed != nullptr && slot.borrowed->unit == unit && slot.borrowed->tile == tile) {
+      slot.usable_from = staged_.states.size() + ahead;
+    }
+  }
+}
+
+void Builder::prefetch(const StagedTiles& next) {
+  const auto read_ahead =
+      [&](InstructionKind kind, const StagedTile& tile, int buffer, std::size_t bytes) {
+        transfer(kind,
+                 tile.unit,
+                 tile.tile,
+                 {.range = {.buffer = buffer, .offset = 0, .bytes = bytes},
+                  .content = tile_content(tile.unit, tile.tile)},
+                 true);
+      };
+  const auto place_of = [&](const std::vector<TilePlace>& places, const StagedTile& tile) {
+    return places[static_cast<std::size_t>(tile.tile)].bytes;
+  };
+  for (std::size_t i = 0; i < std::max(next.params.size(), next.states.size()); ++i) {
+    if (i < next.params.size()) {
+      const StagedTile& tile = next.params[i];
+      const UnitPlan& unit = in_.plan.units[static_cast<std::size_t>(tile.unit)];
+      read_ahead(InstructionKind::kReadParam,
+                 tile,
+                 in_.layout.staging_param[i],
+                 place_of(unit.param, tile));
+    }
+    if (i < next.states.size()) {
+      const StagedTile& tile = next.states[i];
+      const UnitPlan& unit = in_.plan.units[static_cast<std::size_t>(tile.unit)];
+      read_ahead(InstructionKind::kReadState,
+                 tile,
+                 in_.layout.staging_state[i],
+                 place_of(unit.state_of, tile));
+    }
+  }
 }
 
 // Where a tile's weights become floats: its master, or, where that has to be decoded, the place of
@@ -156,7 +248,17 @@ Builder::Weights Builder::floats_of(const TileUse& use, const Weights& param) {
   return {.range = slice(slot, 0, spec.elements, 4), .content = tile_content(use.unit, use.tile)};
 }
 
-void Builder::transfer(InstructionKind kind, int unit, int tile, const Weights& memory, int lane) {
+int Builder::next_lane(TransferClass kind) {
+  constexpr std::array<int, 4> kCounts = {
+      kReadLanes, kWriteLanes, kWriteThroughLanes, kPrefetchLanes};
+  const auto index = static_cast<std::size_t>(kind);
+  const int first = std::accumulate(kCounts.begin(), kCounts.begin() + index, 0);
+  return first + next_lane_[index]++ % kCounts[index];
+}
+
+// `ahead`: for the next program.
+void Builder::transfer(
+    InstructionKind kind, int unit, int tile, const Weights& memory, bool ahead) {
   const auto u = static_cast<std::size_t>(unit);
   const TileSpec& spec = in_.plan.units[u].tiles[static_cast<std::size_t>(tile)];
   const bool param = kind == InstructionKind::kReadParam || kind == InstructionKind::kWriteParam;
@@ -164,7 +266,10 @@ void Builder::transfer(InstructionKind kind, int unit, int tile, const Weights& 
   const Range extent = param ? slice(in_.layout.store_param[u], spec.begin, spec.elements, 4)
                              : slice(in_.layout.store_state[u], spec.begin, spec.elements, 8);
   Instruction instruction = make(kind, QueueKind::kNvme, unit, tile, -1);
-  instruction.lane = lane;
+  instruction.lane =
+      next_lane(reading ? (ahead ? TransferClass::kPrefetch : TransferClass::kRead)
+                : param && in_.plan.units[u].write_through ? TransferClass::kWriteThrough
+                                                           : TransferClass::kWrite);
   instruction.accesses = {
       reading ? write(memory.range, memory.content) : read(memory.range, memory.content),
       reading ? read(extent) : write(extent)};

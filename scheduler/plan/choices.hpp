@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -16,6 +17,9 @@ struct UnitChoice {
   // Param extents stay in host (or device) memory; otherwise they are read from the store. Where
   // weights are decoded, state and param extents are in one place.
   bool master_in_memory = true;
+  // With the master in memory and state on NVMe: what an update makes of it is written to the store
+  // at once, as if it lived there. Reads are spared, a commit has nothing to write.
+  bool write_through = false;
   // Weights stay on the device; otherwise they stream through slots. An aliasing device asks only
   // where they are decoded; else what is in memory is on it.
   bool pinned = true;
@@ -25,10 +29,32 @@ struct Choices {
   Traversal traversal = Traversal::kLayerMajor;
   Update update = Update::kHeld;
   int lookahead = 1;
-  int staging_slots = 4;
+  int staging_slots = 4;  // tiles on their way between store, optimizer and device
+  // Of the tiles that stream, so many get room to be on their way before weights are kept in memory
+  // beside a store that has them; what is left goes to either.
+  double staged_first = 0;
   std::int64_t tile_elements = 16 * kBlockElements;
   bool keep_activations = false;
+  bool borrow = true;  // memory of held gradients is lent to tiles that wait to be written
   std::vector<UnitChoice> units;
+  std::shared_ptr<const std::vector<std::vector<TileSpec>>> tiles;  // by unit, of tile_elements
+};
+
+inline constexpr std::int64_t kTileElementsAutoMax = 64 * kBlockElements;  // that "auto" chooses
+
+// Of NVMe transfers: the queues that a plan spreads them over. Writes wait for updates, and what is
+// read for the next step waits for writes: each has lanes of its own.
+inline constexpr int kReadLanes = 8;
+inline constexpr int kWriteLanes = 8;
+inline constexpr int kWriteThroughLanes = 4;
+inline constexpr int kPrefetchLanes = 4;
+inline constexpr int kLanes = kReadLanes + kWriteLanes + kWriteThroughLanes + kPrefetchLanes;
+
+// Room for a tile's state in the memory of held gradients, which is free from the update of what it
+// covers until backward writes gradients again.
+struct BorrowedSlot {
+  int buffer = -1;         // in Plan::buffers
+  int unit = 0, tile = 0;  // the last whose gradient it covers
 };
 
 // Indices in Plan::buffers of what the programs use, beside what Plan itself names. -1 or empty:
@@ -45,6 +71,7 @@ struct Layout {
   std::vector<int> weight_slots;
   std::vector<int> gradient_slots;
   std::vector<int> staging_param, staging_state;
+  std::vector<BorrowedSlot> borrowed_state;
   std::vector<int> staging_weights;  // host: a tile decoded, on its way to the device or the lookup
   std::vector<int> landing;          // host: fp32 gradients of one tile
   std::vector<int> store_param,

@@ -14,6 +14,8 @@ namespace headrace::plan {
 namespace {
 
 constexpr std::size_t kPageBytes = 4096;
+constexpr int kDirectParamSlots = 4;
+constexpr int kDecodedSlots = 6;
 
 std::size_t round_to_page(std::size_t bytes) {
   return (bytes + kPageBytes - 1) / kPageBytes * kPageBytes;
@@ -46,6 +48,16 @@ class Memory {
   int add_store(std::string name, std::size_t bytes) {
     plan_.buffers.push_back(
         {.name = std::move(name), .tier = MemoryTier::kStore, .offset = 0, .bytes = bytes});
+    return static_cast<int>(plan_.buffers.size()) - 1;
+  }
+
+  // Host memory of others, while they do not need it.
+  int add_borrowed(std::string name, std::size_t offset, std::size_t bytes) {
+    plan_.buffers.push_back({.name = std::move(name),
+                             .tier = MemoryTier::kHost,
+                             .offset = offset,
+                             .bytes = bytes,
+                             .borrowed = true});
     return static_cast<int>(plan_.buffers.size()) - 1;
   }
 
@@ -128,6 +140,7 @@ void place_extents(Context& context, std::size_t u, MemoryTier tier, UnitPlan& u
   }
   if (master) {
     unit.master = context.memory.add("weights", spec.name + ".master", tier, param_bytes);
+    unit.write_through = context.choices.units[u].write_through;
   }
   if (state) {
     unit.state = context.memory.add("state", spec.name + ".state", tier, state_bytes);
@@ -148,7 +161,7 @@ void place_unit(Context& context, std::size_t u) {
   const UnitChoice& choice = context.choices.units[u];
   UnitPlan unit;
   unit.home = choice.state_home;
-  unit.tiles = cut_tiles(spec, context.choices.tile_elements);
+  unit.tiles = context.choices.tiles->at(u);
   // The embedding is looked up on the host: its master never lives on a separate device.
   const bool on_device = choice.state_home == Home::kDevice && context.settings.separate_device &&
                          spec.kind != UnitKind::kEmbedding;
@@ -158,17 +171,28 @@ void place_unit(Context& context, std::size_t u) {
   const MemoryTier tier = on_device ? MemoryTier::kDevice : MemoryTier::kHost;
   place_weights(context, u, on_device, unit);
   place_extents(context, u, tier, unit);
-  if (context.training && trainable(unit)) {
-    unit.gradient_storage = gradient_storage(context, u);
-    const std::size_t bytes =
-        static_cast<std::size_t>(spec.elements) * dtype_bytes(unit.gradient_storage);
-    unit.gradient = context.memory.add("gradients", spec.name + ".gradient", tier, bytes);
-  }
   context.layout.store_param.push_back(
       context.memory.add_store(spec.name + ".param", fp32_bytes(spec.elements)));
   context.layout.store_state.push_back(
       context.memory.add_store(spec.name + ".state", 2 * fp32_bytes(spec.elements)));
   context.plan.units.push_back(std::move(unit));
+}
+
+// Held gradients of all units lie one after the other, so that what they leave free can be lent.
+void place_gradients(Context& context) {
+  for (std::size_t u = 0; context.training && u < context.model.units.size(); ++u) {
+    UnitPlan& unit = context.plan.units[u];
+    if (!trainable(unit)) {
+      continue;
+    }
+    const UnitSpec& spec = context.model.units[u];
+    unit.gradient_storage = gradient_storage(context, u);
+    unit.gradient = context.memory.add(
+        "gradients",
+        spec.name + ".gradient",
+        unit.home == Home::kDevice ? MemoryTier::kDevice : MemoryTier::kHost,
+        static_cast<std::size_t>(spec.elements) * dtype_bytes(unit.gradient_storage));
+  }
 }
 
 void place_activations(Context& context) {
@@ -302,9 +326,13 @@ void place_row_accumulators(Context& context) {
                                                      fp32_bytes(slots * context.model.hidden));
 }
 
-// Tiles on their way between the store, the optimizer and the device.
-void place_staging(Context& context) {
-  std::size_t param_max = 0, state_max = 0, decoded_max = 0;
+// What the tiles that are on their way need at most.
+struct StagingSizes {
+  std::size_t param = 0, state = 0, decoded = 0;
+};
+
+StagingSizes staging_sizes(const Context& context) {
+  StagingSizes sizes;
   for (std::size_t u = 0; u < context.model.units.size(); ++u) {
     const UnitPlan& unit = context.plan.units[u];
     // Decoded into the place of use where the host can write there; the lookup of the embedding
@@ -313,29 +341,83 @@ void place_staging(Context& context) {
         context.settings.separate_device ? unit.home == Home::kDevice : u != 0 || unit.weights >= 0;
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
       const TileSpec& tile = unit.tiles[t];
-      param_max = std::max(param_max, unit.param[t].buffer < 0 ? unit.param[t].bytes : 0);
-      state_max = std::max(
-          state_max, context.training && unit.state < 0 ? unit.state_of[t].bytes : std::size_t{0});
+      sizes.param = std::max(sizes.param, unit.param[t].buffer < 0 ? unit.param[t].bytes : 0);
+      sizes.state =
+          std::max(sizes.state,
+                   context.training && unit.state < 0 ? unit.state_of[t].bytes : std::size_t{0});
       if (context.settings.format.decodes(tile) && !direct) {
-        decoded_max = std::max(decoded_max, fp32_bytes(tile.elements));
+        sizes.decoded = std::max(sizes.decoded, fp32_bytes(tile.elements));
       }
     }
   }
+  return sizes;
+}
+
+// A slot for the state of a tile in the memory of gradients: of units that update on the host, in
+// the order of updates. Those of a tied matrix are written at the turning point already.
+void lend_gradients(Context& context, std::size_t slot_bytes) {
+  Plan& plan = context.plan;
+  BorrowedSlot slot;
+  std::size_t begin = 0, end = 0;  // of the memory that is lent and not yet a slot's
+  for (std::size_t u = context.model.tied ? 1 : 0; u < plan.units.size(); ++u) {
+    const UnitPlan& unit = plan.units[u];
+    if (unit.gradient < 0 ||
+        plan.buffers[static_cast<std::size_t>(unit.gradient)].tier != MemoryTier::kHost) {
+      continue;
+    }
+    const Buffer gradient = plan.buffers[static_cast<std::size_t>(unit.gradient)];
+    if (gradient.offset != round_to_page(end)) {
+      begin = gradient.offset;  // not next to the last
+    }
+    end = gradient.offset + gradient.bytes;
+    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+      const TileSpec& tile = unit.tiles[t];
+      const std::size_t covered =
+          gradient.offset +
+          static_cast<std::size_t>(tile.begin + tile.elements) * dtype_bytes(unit.gradient_storage);
+      while (begin + slot_bytes <= covered) {
+        context.layout.borrowed_state.push_back(
+            {.buffer = context.memory.add_borrowed(
+                 fmt::format("staging.borrowed.{}", context.layout.borrowed_state.size()),
+                 begin,
+                 slot_bytes),
+             .unit = static_cast<int>(u),
+             .tile = static_cast<int>(t)});
+        begin = round_to_page(begin + slot_bytes);
+      }
+    }
+  }
+  plan.borrowed_slots = static_cast<int>(context.layout.borrowed_state.size());
+}
+
+// Tiles on their way between the store, the optimizer and the device.
+void place_staging(Context& context) {
+  const StagingSizes sizes = staging_sizes(context);
   Layout& layout = context.layout;
-  const bool staged = param_max > 0 || state_max > 0;
+  const bool staged = sizes.param > 0 || sizes.state > 0;
   const int slots = context.choices.staging_slots;
   const auto add = [&](const char* what, int slot, std::size_t bytes) {
     return context.memory.add(
         "staging", fmt::format("staging.{}.{}", what, slot), MemoryTier::kHost, bytes);
   };
+  // Where the device is the host, weights that are floats are read into their place of use: only
+  // the lookup and the drain stage them.
+  const bool direct = !context.settings.separate_device && !context.settings.format.decoded;
+  const int param_slots = direct ? std::min(slots, kDirectParamSlots) : slots;
+  for (int i = 0; staged && i < param_slots; ++i) {
+    layout.staging_param.push_back(add("param", i, sizes.param));
+  }
   for (int i = 0; staged && i < slots; ++i) {
-    layout.staging_param.push_back(add("param", i, param_max));
-    layout.staging_state.push_back(add("state", i, state_max));
+    layout.staging_state.push_back(add("state", i, sizes.state));
   }
-  for (int i = 0; decoded_max > 0 && i < slots; ++i) {
-    layout.staging_weights.push_back(add("weights", i, decoded_max));
+  for (int i = 0; sizes.decoded > 0 && i < std::min(slots, kDecodedSlots); ++i) {
+    layout.staging_weights.push_back(add("weights", i, sizes.decoded));
   }
-  context.plan.lanes = staged ? 2 * slots : 0;
+  if (sizes.state > 0 && context.choices.borrow) {
+    lend_gradients(context, sizes.state);
+  }
+  context.plan.staging_slots = staged ? slots : 0;
+  context.plan.lanes = staged ? kLanes : 0;
 }
 
 // Slots of the device through which weights and gradients stream, and the staging of tiles on the
@@ -445,6 +527,7 @@ Layout lay_out_memory(const ModelSpec& model,
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     place_unit(context, u);
   }
+  place_gradients(context);
   place_activations(context);
   place_saved(context);
   place_head(context);

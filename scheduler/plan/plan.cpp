@@ -32,6 +32,38 @@ const char* update_name(Update update) {
   return update == Update::kHeld ? "held" : "after-backward";
 }
 
+namespace {
+
+// What both a held step and a drain stage first, as far as there are slots: so that whatever
+// precedes them can read it.
+StagedTiles staged_first(const BuilderInputs& inputs, bool held) {
+  Builder drain(inputs, "drain");
+  drain.drain();
+  StagedTiles first = drain.staged();
+  const auto keep = [](std::vector<StagedTile>& tiles, std::size_t count) {
+    tiles.resize(std::min(tiles.size(), count));
+  };
+  keep(first.params, inputs.layout.staging_param.size());
+  keep(first.states, inputs.layout.staging_state.size());
+  if (held) {
+    Builder step(inputs, "compute.held");
+    step.training_step(true, {});
+    const auto keep_equal = [&](std::vector<StagedTile>& tiles,
+                                const std::vector<StagedTile>& others) {
+      const std::size_t count = std::min(tiles.size(), others.size());
+      const auto end = tiles.begin() + static_cast<std::ptrdiff_t>(count);
+      keep(tiles,
+           static_cast<std::size_t>(std::mismatch(tiles.begin(), end, others.begin()).first -
+                                    tiles.begin()));
+    };
+    keep_equal(first.params, step.staged().params);
+    keep_equal(first.states, step.staged().states);
+  }
+  return first;
+}
+
+}  // namespace
+
 void build_programs(const ModelSpec& model,
                     const PlanSettings& settings,
                     const MachineProfile& machine,
@@ -41,20 +73,27 @@ void build_programs(const ModelSpec& model,
   plan.update_rates = update_rates(machine, plan.format);
   const BuilderInputs inputs{
       .model = model, .settings = settings, .machine = machine, .layout = layout, .plan = plan};
-  const auto make = [&](const char* name, const std::function<void(Builder&)>& fill_program) {
-    Builder builder(inputs, name);
+  const auto make = [&](const char* name,
+                        const StagedTiles& entry,
+                        const std::function<void(Builder&)>& fill_program) {
+    Builder builder(inputs, name, entry);
     fill_program(builder);
     return builder.take();
   };
   if (settings.purpose == Purpose::kTrain) {
-    plan.compute = make("compute", [](Builder& builder) { builder.training_step(false); });
-    plan.drain = make("drain", [](Builder& builder) { builder.drain(); });
-    if (choices.update == Update::kHeld) {
+    const bool held = choices.update == Update::kHeld;
+    const StagedTiles next = staged_first(inputs, held);
+    plan.prefetched_tiles = static_cast<int>(next.states.size());
+    plan.compute =
+        make("compute", {}, [&](Builder& builder) { builder.training_step(false, next); });
+    plan.drain = make("drain", next, [](Builder& builder) { builder.drain(); });
+    if (held) {
       plan.compute_held =
-          make("compute.held", [](Builder& builder) { builder.training_step(true); });
+          make("compute.held", next, [&](Builder& builder) { builder.training_step(true, next); });
     }
+    plan.prefetch = make("prefetch", {}, [&](Builder& builder) { builder.prefetch(next); });
   }
-  plan.evaluation = make("evaluation", [](Builder& builder) { builder.evaluation(); });
+  plan.evaluation = make("evaluation", {}, [](Builder& builder) { builder.evaluation(); });
 }
 
 const Prediction* find_prediction(const Plan& plan, const std::string& variant) {

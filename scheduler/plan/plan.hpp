@@ -73,7 +73,8 @@ struct TilePlace {
 // Where one unit's things are. Buffers are indices in Plan::buffers; -1: none.
 struct UnitPlan {
   Home home = Home::kHost;
-  bool pinned = false;  // weights stay on the device (their own buffer)
+  bool pinned = false;         // weights stay on the device (their own buffer)
+  bool write_through = false;  // the master in memory is a copy: the store has what updates made
   std::vector<TileSpec> tiles;
   int master = -1;  // in host or device memory: param extents, tile after tile
   int state = -1;   // in host or device memory: state extents, tile after tile
@@ -121,6 +122,9 @@ struct Plan {
   std::size_t host_arena_bytes = 0;
   std::vector<UnitPlan> units;
   int lanes = 0;
+  int staging_slots = 0;     // tiles whose state may be on its way at once, without borrowed memory
+  int borrowed_slots = 0;    // and in memory of held gradients while that is free
+  int prefetched_tiles = 0;  // whose state a step reads for the next one
   std::vector<MemoryRow> memory;
   std::uint64_t device_peak_bytes = 0, host_peak_bytes = 0, nvme_bytes = 0;
   std::uint64_t process_bytes = 0;
@@ -134,6 +138,7 @@ struct Plan {
   Program compute;       // forward and backward, no pending updates
   Program compute_held;  // the same, each unit updated as forward approaches it
   Program drain;         // pending updates only
+  Program prefetch;      // what compute and compute_held end with, by itself; may be empty
   Program evaluation;    // forward and loss; for kGenerate: forward and logits of one row
   std::vector<Prediction> predictions;
   // The drive.

@@ -41,7 +41,8 @@ std::uint64_t memory_tile_bytes(const Plan& plan) {
   std::uint64_t bytes = 0;
   for (const UnitPlan& unit : plan.units) {
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
-      bytes += unit.param[t].buffer >= 0 ? unit.param[t].bytes : 0;
+      const bool in_memory = unit.param[t].buffer >= 0 && !unit.write_through;
+      bytes += in_memory ? unit.param[t].bytes : 0;
       bytes += unit.state_of[t].buffer >= 0 ? unit.state_of[t].bytes : 0;
     }
   }

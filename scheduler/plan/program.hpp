@@ -26,6 +26,7 @@ struct Buffer {
   std::size_t offset =
       0;  // in the arena of its tier (an aliasing device has one arena: the host's)
   std::size_t bytes = 0;
+  bool borrowed = false;  // lies over other buffers, while these are not in use
 };
 
 enum class QueueKind : std::uint8_t { kCompute, kH2d, kD2h, kHost, kNvme };

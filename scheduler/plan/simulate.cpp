@@ -1,3 +1,4 @@
+// See simulate.hpp.
 #include "scheduler/plan/simulate.hpp"
 
 #include <algorithm>
@@ -156,6 +157,8 @@ class Simulator {
     }
   };
 
+  static constexpr std::uint64_t kBackground = std::numeric_limits<std::uint64_t>::max();
+
   void make_ready(std::size_t i) {
     const Instruction& instruction = program_.instructions[i];
     const Resource resource = resource_of(instruction);
@@ -163,7 +166,7 @@ class Simulator {
     std::uint64_t rank = arrivals_++;
     if (resource == kNvmeRead || resource == kNvmeWrite) {
       rank = instruction.needed_by >= 0 ? static_cast<std::uint64_t>(instruction.needed_by)
-                                        : std::numeric_limits<std::uint64_t>::max();
+                                        : kBackground;
     }
     ready_[resource].push({.rank = rank, .instruction = static_cast<int>(i)});
   }
@@ -172,13 +175,19 @@ class Simulator {
   bool start_what_can() {
     bool any = false;
     for (std::size_t resource = 0; resource < kResources; ++resource) {
-      if (active_[resource].instruction < 0 && !ready_[resource].empty()) {
+      if (active_[resource].instruction < 0 && !ready_[resource].empty() && !held_back(resource)) {
         start(resource, ready_[resource].top().instruction);
         ready_[resource].pop();
       }
       any = any || active_[resource].instruction >= 0;
     }
     return any;
+  }
+
+  // A write that nobody waits for gives way to reads: the engine lets little of it through.
+  [[nodiscard]] bool held_back(std::size_t resource) const {
+    return resource == kNvmeWrite && ready_[resource].top().rank == kBackground &&
+           active_[kNvmeRead].instruction >= 0;
   }
 
   void start(std::size_t resource, int number) {

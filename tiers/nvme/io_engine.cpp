@@ -553,9 +553,15 @@ bool Engine::has_room(std::uint64_t bytes, bool wanted_now) const {
 }
 
 // The most urgent lane that has a part to hand over; among equals the one that began first, so that
-// one after the other comes to its end and none all at once.
+// one after the other comes to its end and none all at once. What nobody waits for gives way
+// while something else is being transferred.
 Engine::Choice Engine::next_lane(std::int64_t now_ns) {
   Choice choice;
+  const bool others = std::any_of(lanes_.begin(), lanes_.end(), [&](Lane& lane) {
+    return lane.phase == Lane::Phase::kTransferring && lane.urgency < kDeadlineOfWrites &&
+           (lane.transfer.in_flight > 0 ||
+            (lane.transfer.next() && pacer(lane).delay_ns(now_ns) <= 0));
+  });
   Lane* longest_passed = nullptr;
   const auto sooner = [](const Lane& a, const Lane& b) {
     return std::pair(a.urgency, a.transfer.number) < std::pair(b.urgency, b.transfer.number);
@@ -569,7 +575,8 @@ Engine::Choice Engine::next_lane(std::int64_t now_ns) {
       choice.delay_ns = choice.delay_ns == 0 ? delay_ns : std::min(choice.delay_ns, delay_ns);
       continue;
     }
-    if (choice.lane == nullptr || sooner(lane, *choice.lane)) {
+    const bool held_back = others && lane.urgency >= kDeadlineOfWrites;
+    if (!held_back && (choice.lane == nullptr || sooner(lane, *choice.lane))) {
       choice.lane = &lane;
     }
     if (longest_passed == nullptr ||

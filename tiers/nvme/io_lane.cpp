@@ -49,6 +49,9 @@ void Lane::put(Fill fill) {
   entry.deadline = ~IoDeadline{0};
   fill(entry);
   ++tail_;
+  if (soonest_) {
+    soonest_ = std::min(*soonest_, entry.deadline);
+  }
   signals_.wake_engine();
 }
 
@@ -167,11 +170,13 @@ IoDeadline Lane::deadline_locked() const {
   if (ring_[head_ % ring_.size()].ticket <= wanted_ticket()) {
     return kWantedNow;
   }
-  IoDeadline soonest = ~IoDeadline{0};
-  for (std::uint64_t i = head_; i < tail_; ++i) {
-    soonest = std::min(soonest, ring_[i % ring_.size()].deadline);
+  if (!soonest_) {
+    soonest_ = ~IoDeadline{0};
+    for (std::uint64_t i = head_; i < tail_; ++i) {
+      soonest_ = std::min(*soonest_, ring_[i % ring_.size()].deadline);
+    }
   }
-  return soonest;
+  return *soonest_;
 }
 
 void Lane::finish_current() {
@@ -181,6 +186,9 @@ void Lane::finish_current() {
     const std::scoped_lock lock(signals_.mutex);
     ++head_;
     taken_ = false;
+    if (soonest_ == current.deadline) {
+      soonest_.reset();
+    }
   }
   not_full_.notify_one();
 }

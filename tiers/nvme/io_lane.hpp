@@ -134,8 +134,9 @@ class Lane final : public IoLane {
   std::vector<LaneEntry> ring_;
   std::condition_variable not_full_;
   // Under signals_.mutex from here on.
-  std::uint64_t head_ = 0;  // entries finished
-  std::uint64_t tail_ = 0;  // entries put
+  std::uint64_t head_ = 0;                     // entries finished
+  std::uint64_t tail_ = 0;                     // entries put
+  mutable std::optional<IoDeadline> soonest_;  // of the entries; nothing: to be found again
   std::int64_t current_begin_ns_ = 0;
   bool taken_ = false;  // the oldest entry is the current one
   bool wait_over_ = false;
