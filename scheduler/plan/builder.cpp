@@ -31,12 +31,6 @@ Builder::Builder(const BuilderInputs& inputs, std::string name, StagedTiles entr
   for (const int buffer : in_.layout.staging_state) {
     state_slots_.push_back({.buffer = buffer});
   }
-  for (const BorrowedSlot& slot : in_.layout.borrowed_state) {
-    state_slots_.push_back({.buffer = slot.buffer,
-                            .last_take = 0,
-                            .usable_from = std::numeric_limits<std::size_t>::max(),
-                            .borrowed = &slot});
-  }
 }
 
 void Builder::training_step(bool held, const StagedTiles& next) {

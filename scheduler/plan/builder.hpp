@@ -4,6 +4,7 @@
 
 #include <array>
 #include <cstdint>
+#include <deque>
 #include <string>
 #include <vector>
 
@@ -104,7 +105,7 @@ class Builder {
   Weights bring_tile(const TileUse& use);
   Weights stage_param(const TileUse& use);
   Weights stage_state(const TileUse& use);
-  [[nodiscard]] std::size_t take_state_slot();
+  [[nodiscard]] int take_state_slot();
   void lend_gradient(int unit, int tile);
   [[nodiscard]] Weights floats_of(const TileUse& use, const Weights& param);
   [[nodiscard]] Weights device_copy(const UnitPlan& unit, const TileSpec& tile) const;
@@ -167,20 +168,20 @@ class Builder {
     int last_use = -1;
   };
 
-  // Where the state of a tile on its way is. Borrowed slots can be used from a certain take on,
-  // until the gradients that they lie over are written again.
+  // Where the state of a tile on its way is.
   struct StateSlot {
     int buffer = -1;
-    std::size_t last_take = 0;    // number of the take that used it last, from 1; 0: unused
+    bool borrowed = false;
     std::size_t usable_from = 0;  // number of the take
-    const BorrowedSlot* borrowed = nullptr;
   };
 
   std::vector<Slot> slots_;
   int clock_ = 0;
   const StagedTiles entry_;
   StagedTiles staged_;
-  std::vector<StateSlot> state_slots_;
+  std::deque<StateSlot> state_slots_;  // the one that was used longest ago first
+  std::deque<StateSlot> lent_slots_;   // borrowed ones that nobody has used yet
+  std::size_t next_lent_ = 0;          // in Layout::borrowed_state
   bool lending_ = true;
   std::size_t next_decoded_ = 0, next_gradient_slot_ = 0, next_landing_ = 0;
   std::array<int, 4> next_lane_{};  // by TransferClass

@@ -2,6 +2,7 @@
 #include <algorithm>
 #include <array>
 #include <numeric>
+#include <utility>
 
 #include "core/assert.hpp"
 #include "scheduler/plan/builder.hpp"
@@ -156,12 +157,11 @@ Builder::Weights Builder::stage_param(const TileUse& use) {
 
 Builder::Weights Builder::stage_state(const TileUse& use) {
   const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(use.unit)];
-  const std::size_t slot = take_state_slot();
+  const int buffer = take_state_slot();
   const std::size_t take = staged_.states.size();
   staged_.states.push_back({.unit = use.unit, .tile = use.tile});
-  state_slots_[slot].last_take = take + 1;
   const Weights staged = {
-      .range = {.buffer = state_slots_[slot].buffer,
+      .range = {.buffer = buffer,
                 .offset = 0,
                 .bytes = plan.state_of[static_cast<std::size_t>(use.tile)].bytes},
       .content = tile_content(use.unit, use.tile)};
@@ -173,29 +173,33 @@ Builder::Weights Builder::stage_state(const TileUse& use) {
   return staged;
 }
 
-// The slot that was used longest ago: what it holds has had the most time to be written. The first
-// takes go through the slots in order.
-std::size_t Builder::take_state_slot() {
+// A slot that was lent and never used, else the one that was used longest ago: what it holds has
+// had the most time to be written. The first takes go through the slots in order.
+int Builder::take_state_slot() {
   const std::size_t take = staged_.states.size() + 1;
-  std::size_t best = 0;
-  for (std::size_t s = 1; s < state_slots_.size(); ++s) {
-    const StateSlot& slot = state_slots_[s];
-    const bool usable = slot.borrowed == nullptr || (lending_ && slot.usable_from <= take);
-    if (usable && slot.last_take < state_slots_[best].last_take) {
-      best = s;
-    }
+  if (!lending_) {
+    std::erase_if(state_slots_, [](const StateSlot& slot) { return slot.borrowed; });
+    lent_slots_.clear();
   }
-  return best;
+  std::deque<StateSlot>& from =
+      !lent_slots_.empty() && lent_slots_.front().usable_from <= take ? lent_slots_ : state_slots_;
+  const StateSlot slot = from.front();
+  from.pop_front();
+  state_slots_.push_back(slot);
+  return slot.buffer;
 }
 
-// The gradient of a tile has been used: slots that lie over it, and over those before it, can be
-// taken; not at once, for then a read would wait for this very update.
+// The gradient of a tile has been used, and (updates follow the order of tiles) those before it:
+// slots that lie over them can be taken; not at once, for then a read would wait for this update.
 void Builder::lend_gradient(int unit, int tile) {
+  const std::vector<BorrowedSlot>& slots = in_.layout.borrowed_state;
   const std::size_t ahead = in_.layout.staging_state.size();
-  for (StateSlot& slot : state_slots_) {
-    if (slot.borrowed != nullptr && slot.borrowed->unit == unit && slot.borrowed->tile == tile) {
-      slot.usable_from = staged_.states.size() + ahead;
-    }
+  for (; next_lent_ < slots.size() &&
+         std::pair(slots[next_lent_].unit, slots[next_lent_].tile) <= std::pair(unit, tile);
+       ++next_lent_) {
+    lent_slots_.push_back({.buffer = slots[next_lent_].buffer,
+                           .borrowed = true,
+                           .usable_from = staged_.states.size() + ahead + 1});
   }
 }
 
