@@ -18,6 +18,7 @@
 #include "scheduler/exec/state_format.hpp"
 #include "scheduler/plan/refusal.hpp"
 #include "tiers/numa.hpp"
+#include "tiers/nvme/format.hpp"
 #include "train/periodic_export.hpp"
 #include "train/plan_changes.hpp"
 #include "train/run_dir.hpp"
@@ -346,6 +347,9 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
     settings.process_bytes += export_memory_bytes(
         committed_tile_bytes(settings.format, {.begin = 0, .elements = tile, .frozen = false}));
   }
+  settings.stored_bytes = [](std::uint64_t payload_bytes) {
+    return payload_bytes + tiers::nvme::format::header_bytes(payload_bytes);
+  };
   settings.traversal = traversal_of(config);
   settings.update = update_of(config);
   settings.grad = config.precision.grad.value_or("fp32") == "bf16" ? Dtype::kBf16 : Dtype::kF32;

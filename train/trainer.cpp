@@ -190,6 +190,9 @@ class Trainer {
     row.stall_s["data"] = data_s;
     row.stall_s["commit"] = commit_s;
     take_notes(row);
+    if (!result.non_finite && !without_update(result)) {
+      steady_steps_.add(row);
+    }
     export_due_ = session_.exports != nullptr && session_.exports->due(row.step);
     Status evaluated = evaluate_if_due(row);
     last_eval_loss_ = row.eval ? std::optional(row.eval->loss) : std::nullopt;
@@ -231,11 +234,17 @@ class Trainer {
     return row;
   }
 
+  // Updates are held, and there was none: the first step, and one after a commit.
+  [[nodiscard]] bool without_update(const exec::StepResult& result) const {
+    return session_.engine->planned().plan.update == plan::Update::kHeld &&
+           !result.applied_held_update;
+  }
+
   // Of the variant that this step was.
   [[nodiscard]] double bound_of(const exec::StepResult& result) const {
-    const char* variant = summary_.steps_now == 0 ? "first"
-                          : result.non_finite     ? "skipped"
-                                                  : "steady";
+    const char* variant = result.non_finite        ? "skipped"
+                          : without_update(result) ? "first"
+                                                   : "steady";
     const plan::Prediction* prediction =
         plan::find_prediction(session_.engine->planned().plan, variant);
     return prediction != nullptr ? prediction->bound_seconds : 0;
@@ -339,6 +348,10 @@ class Trainer {
     summary_.step_s_mean = summary_.steps_now > 1
                                ? later_seconds_ / static_cast<double>(summary_.steps_now - 1)
                                : summary_.seconds;
+    const plan::Plan& plan = session_.engine->planned().plan;
+    if (const plan::Prediction* steady = plan::find_prediction(plan, "steady")) {
+      summary_.differences = steady_steps_.differences(*steady);
+    }
     summary_.peak.process = session_.memory->peak_bytes();
     constexpr double kSecondsPerDay = 86400;
     const double per_second = static_cast<double>(summary_.written_bytes) / seconds_since(begin_);
@@ -359,6 +372,7 @@ class Trainer {
   std::optional<double> last_eval_loss_;  // of the same step
   double uncounted_commit_s_ = 0;         // of commits since the last row
   std::uint64_t uncounted_commit_bytes_ = 0;
+  MeasuredSteps steady_steps_;
   double later_seconds_ = 0;  // of the steps after the first, commits left out
   std::string last_cause_;
   std::string bad_weight_;      // the first that was seen
@@ -392,6 +406,15 @@ Json summary_to_json(const TrainSummary& summary) {
   json.add("seconds", summary.seconds);
   json.add("step_s", summary.step_s_mean);
   json.add("predicted_step_s", summary.predicted_step_s);
+  Json differences = Json::array();
+  for (const Difference& one : summary.differences) {
+    Json difference = Json::object();
+    difference.add("part", one.part);
+    difference.add("predicted_s", one.predicted_s);
+    difference.add("measured_s", one.measured_s);
+    differences.push_back(std::move(difference));
+  }
+  json.add("differences", std::move(differences));
   Json commit = Json::object();
   commit.add("count", summary.commits);
   commit.add("bytes", summary.commit_bytes);
@@ -426,6 +449,7 @@ std::string format_summary(const TrainSummary& summary) {
                   summary.step_s_mean * 1e3,
                   summary.predicted_step_s * 1e3,
                   summary.skipped > 0 ? fmt::format(", {} skipped", summary.skipped) : "");
+  text += format_differences(summary.differences);
   text +=
       fmt::format("memory: process {} at its peak, planned {} (device arena {}, host arena {})\n",
                   format_bytes(summary.peak.process),

@@ -15,6 +15,7 @@
 
 #include "core/error.hpp"
 #include "core/json.hpp"
+#include "train/differences.hpp"
 #include "train/metrics.hpp"
 #include "train/session.hpp"
 
@@ -45,6 +46,7 @@ struct TrainSummary {
   double seconds = 0;      // of this process's steps
   double step_s_mean = 0;  // without the first step
   double predicted_step_s = 0;
+  std::vector<Difference> differences;  // of steady steps from the simulated one
   std::int64_t commits = 0;
   std::uint64_t commit_bytes = 0;  // of the last commit
   double commit_s = 0;             // of the last commit

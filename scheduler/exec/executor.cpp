@@ -367,6 +367,7 @@ Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
   pending_.reset();
   prefetched_ = true;
   StepResult result;
+  result.applied_held_update = held;
   note_measurements(program, result);
   decide_update(inputs, result);
   if (plan_.update == plan::Update::kAfterBackward) {

@@ -79,6 +79,7 @@ struct StepResult {
   double grad_norm = 0;  // before clipping
   std::optional<NonFinite>
       non_finite;  // the step was skipped: no update, the update count did not advance
+  bool applied_held_update = false;  // that of the step before
   double seconds = 0;
   std::map<std::string, double>
       stall_seconds;  // by cause: nvme_read, nvme_write, h2d, d2h, optimizer, host

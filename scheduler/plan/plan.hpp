@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <optional>
 #include <string>
@@ -55,6 +56,9 @@ struct PlanSettings {
   Dtype grad = Dtype::kF32;
   StateFormat format;  // of a training run; the other purposes keep floats
   std::optional<double> h2d_cap, d2h_cap, nvme_read_cap, nvme_write_cap;  // bytes per second
+  // What crosses the link for an extent of so many bytes: its header comes along. Empty: nothing
+  // does.
+  std::function<std::uint64_t(std::uint64_t payload_bytes)> stored_bytes;
   // Of the store: 2 slots a tile keep the last commit whole while the next one is made.
   int store_slots = 1;
   Interval commit_interval;               // never: at the end only

@@ -29,6 +29,9 @@ void Pricer::price(Instruction& instruction) const {
     case QueueKind::kH2d:
     case QueueKind::kD2h:
       instruction.link_bytes = static_cast<std::size_t>(first_bytes);
+      if (instruction.queue == QueueKind::kNvme && settings_.stored_bytes) {
+        instruction.link_bytes = settings_.stored_bytes(instruction.link_bytes);
+      }
       instruction.seconds = first_bytes / link_rate(instruction);
       return;
     case QueueKind::kCompute:
