@@ -14,6 +14,7 @@ Json prediction_json(const Prediction& prediction) {
   json.set("variant", prediction.variant);
   json.set("seconds", prediction.seconds);
   json.set("bound_seconds", prediction.bound_seconds);
+  json.set("order_bound_seconds", prediction.order_bound_seconds);
   Json busy = Json::object(), stall = Json::object(), bytes = Json::object();
   for (const auto& [key, value] : prediction.busy_seconds) {
     busy.set(key, value);
@@ -84,6 +85,7 @@ Json summary_to_json(const StepSummary& step) {
   Json json = Json::object();
   json.set("seconds", step.seconds);
   json.set("bound_seconds", step.bound_seconds);
+  json.set("order_bound_seconds", step.order_bound_seconds);
   json.set("bound_share", step.bound_share);
   json.set("dominant", step.dominant);
   json.set("tokens", step.tokens);

@@ -151,6 +151,15 @@ std::string moved(const ResourceUse& use) {
   return use.name == "cores" ? "kernels, updates and copies of rows" : text;
 }
 
+// Where the order of updates (held, or after backward) costs something.
+std::string order_bound(const StepSummary& step) {
+  constexpr double kWorthSaying = 1.01;
+  return step.order_bound_seconds < kWorthSaying * step.bound_seconds
+             ? ""
+             : fmt::format("; no step with updates in this order takes less than {}",
+                           format_duration(step.order_bound_seconds));
+}
+
 // Who works for how much of a step, and how near that comes to the bound.
 void append_resources(std::string& text, const StepSummary& step) {
   text += fmt::format("\n{:<11} {:>11} {:>11}\n", "of a step", "busy", "share");
@@ -165,11 +174,12 @@ void append_resources(std::string& text, const StepSummary& step) {
            "bound",
            step.dominant.empty()
                ? "nothing takes time"
-               : fmt::format("{}: a step of {} reaches {} of it; the busiest is {}",
+               : fmt::format("{}: a step of {} reaches {} of it; the busiest is {}{}",
                              format_duration(step.bound_seconds),
                              format_duration(step.seconds),
                              format_percent(step.bound_share),
-                             step.dominant));
+                             step.dominant,
+                             order_bound(step)));
   add_line(text,
            "stalls",
            step.largest_stall.empty()

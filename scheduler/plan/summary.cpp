@@ -48,6 +48,7 @@ StepSummary summarize(const ModelSpec& model, const Plan& plan) {
   }
   step.seconds = prediction->seconds;
   step.bound_seconds = prediction->bound_seconds;
+  step.order_bound_seconds = prediction->order_bound_seconds;
   step.bound_share = step.bound_seconds / step.seconds;
   step.resources = resources_of(*prediction);
   step.dominant = step.resources.empty() ? "" : step.resources.front().name;

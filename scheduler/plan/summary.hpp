@@ -26,6 +26,7 @@ struct ResourceUse {
 struct StepSummary {
   double seconds = 0;
   double bound_seconds = 0;
+  double order_bound_seconds = 0;      // with updates in the plan's order
   double bound_share = 0;              // bound / step: 1 is a step as fast as its bound
   std::vector<ResourceUse> resources;  // busiest first
   std::string dominant;                // the busiest; "": nothing is busy
