@@ -23,6 +23,8 @@ struct UnitChoice {
   // Weights stay on the device; otherwise they stream through slots. An aliasing device asks only
   // where they are decoded; else what is in memory is on it.
   bool pinned = true;
+
+  [[nodiscard]] bool operator==(const UnitChoice&) const = default;
 };
 
 struct Choices {
@@ -30,9 +32,6 @@ struct Choices {
   Update update = Update::kHeld;
   int lookahead = 1;
   int staging_slots = 4;  // tiles on their way between store, optimizer and device
-  // Of the tiles that stream, so many get room to be on their way before weights are kept in memory
-  // beside a store that has them; what is left goes to either.
-  double staged_first = 0;
   std::int64_t tile_elements = 16 * kBlockElements;
   bool keep_activations = false;
   bool borrow = true;  // memory of held gradients is lent to tiles that wait to be written

@@ -72,7 +72,7 @@ std::vector<Plan> leanest(const ModelSpec& model, const PlanSettings& settings) 
   std::vector<Plan> plans;
   plans.reserve(best.size());
   for (const Choices& choices : best) {
-    plans.push_back(lay_out_candidate(model, settings, choices).plan);
+    plans.push_back(lay_out_candidate(model, settings, leaner(model, settings, choices)).plan);
   }
   return plans;
 }

@@ -8,6 +8,8 @@
 #include <algorithm>
 #include <functional>
 #include <numeric>
+#include <set>
+#include <tuple>
 
 #include "core/assert.hpp"
 #include "scheduler/plan/estimate.hpp"
@@ -48,6 +50,179 @@ bool may_write_through(const PlanSettings& settings) {
          settings.purpose == Purpose::kTrain;
 }
 
+using UnitChange = std::function<void(UnitChoice&)>;
+
+// What can be turned on for a unit, in the order of benefit per byte: weights kept on the device
+// (each is read twice a step), masters in host memory (read twice, written once), then state (read
+// and written once). A forced place is left as it is: but weights may be kept beside it, and what
+// the store is still given at once is as if it lived there.
+std::vector<UnitChange> residencies(const PlanSettings& settings) {
+  std::vector<UnitChange> all;
+  if (settings.separate_device) {
+    all.emplace_back([](UnitChoice& unit) { unit.pinned = true; });
+  }
+  if (!settings.place && !settings.format.decoded) {
+    all.emplace_back([](UnitChoice& unit) { unit.master_in_memory = true; });
+    all.emplace_back([](UnitChoice& unit) { unit.state_home = Home::kHost; });
+  }
+  if (!settings.place && settings.format.decoded) {
+    all.emplace_back([](UnitChoice& unit) {
+      unit.state_home = Home::kHost;
+      unit.master_in_memory = true;
+    });
+  }
+  if (may_write_through(settings)) {
+    all.emplace_back([](UnitChoice& unit) { unit.master_in_memory = unit.write_through = true; });
+  }
+  // Floats beside what they are decoded from spare decoding it twice a step.
+  if (!settings.separate_device && settings.format.decoded) {
+    all.emplace_back([](UnitChoice& unit) { unit.pinned = unit.master_in_memory; });
+  }
+  return all;
+}
+
+// What is small is planned with more care.
+bool few_units(const ModelSpec& model) {
+  constexpr std::size_t kFewUnits = 8;
+  return model.units.size() <= kFewUnits;
+}
+
+std::size_t arena_bytes(const Plan& plan) {
+  return plan.host_arena_bytes + plan.device_arena_bytes;
+}
+
+// Of both tiers.
+std::size_t budget_bytes(const PlanSettings& settings) {
+  return settings.host_memory_bytes +
+         (settings.separate_device
+              ? settings.device_memory_bytes.value_or(settings.device_available_bytes)
+              : 0);
+}
+
+// What is on its way through memory, at most: what residency can spare.
+std::size_t slot_bytes(const Plan& plan) {
+  std::size_t bytes = 0;
+  for (const MemoryRow& row : plan.memory) {
+    const bool slots = row.purpose == "staging" || row.purpose == "weights";
+    bytes += slots ? row.host_bytes + row.device_bytes : 0;
+  }
+  return bytes;
+}
+
+std::int64_t trainable_elements(const UnitSpec& unit) {
+  std::int64_t elements = 0;
+  for (const TensorSpec& tensor : unit.tensors) {
+    elements += tensor.frozen ? 0 : tensor.elements;
+  }
+  return elements;
+}
+
+// Orders of units, in each of which some first ones may spare more than they take: a slot is as
+// large as the largest unit that needs it; where weights are decoded, the lookup has slots of its
+// own, and what is frozen is kept once.
+std::vector<std::vector<std::size_t>> sparing_orders(const ModelSpec& model,
+                                                     const PlanSettings& settings) {
+  std::vector<std::size_t> order(model.units.size());
+  std::iota(order.begin(), order.end(), 0);
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return model.units[a].elements > model.units[b].elements;
+  });
+  std::vector<std::vector<std::size_t>> orders = {order};
+  const auto largest_piece = [&](std::size_t u) {
+    std::int64_t elements = 0;
+    for (const PieceSpec& piece : model.units[u].pieces) {
+      elements = std::max(elements, piece.elements);
+    }
+    return elements;
+  };
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return largest_piece(a) > largest_piece(b);
+  });
+  orders.push_back(order);
+  if (settings.format.decoded) {
+    std::stable_partition(order.begin(), order.end(), [](std::size_t u) { return u == 0; });
+    orders.push_back(order);
+    std::stable_partition(order.begin(), order.end(), [&](std::size_t u) {
+      return trainable_elements(model.units[u]) < model.units[u].elements;
+    });
+    orders.push_back(order);
+  }
+  return orders;
+}
+
+// With as much in memory as makes it need the least.
+Choices spare_slots(const ModelSpec& model, const PlanSettings& settings, Choices choices) {
+  std::vector<UnitChange> changes = residencies(settings);
+  if (settings.format.decoded && changes.size() > 1) {
+    changes.emplace_back([together = changes](UnitChoice& unit) {
+      for (const UnitChange& change : together) {
+        change(unit);
+      }
+    });
+  }
+  const Plan base = lay_out_candidate(model, settings, choices).plan;
+  const std::size_t spared_max = slot_bytes(base);
+  std::size_t least = arena_bytes(base);
+  for (const UnitChange& change : changes) {
+    for (const std::vector<std::size_t>& order : sparing_orders(model, settings)) {
+      Choices trial = choices;
+      std::size_t added = 0;  // at least
+      for (std::size_t i = 0; i < order.size() && added <= spared_max; ++i) {
+        const UnitSpec& unit = model.units[order[i]];
+        change(trial.units[order[i]]);
+        added += 2 * static_cast<std::size_t>(trainable_elements(unit));
+        const bool equal_follows =
+            i + 1 < order.size() && model.units[order[i + 1]].elements == unit.elements;
+        if (added > spared_max || equal_follows) {
+          continue;
+        }
+        const std::size_t bytes = arena_bytes(lay_out_candidate(model, settings, trial).plan);
+        if (bytes < least) {
+          least = bytes;
+          choices.units = trial.units;
+        }
+      }
+    }
+  }
+  return choices;
+}
+
+// The choice, and what needs less memory: what is all in memory needs no slots.
+std::vector<Choices> lean_choices(const ModelSpec& model,
+                                  const PlanSettings& settings,
+                                  const Choices& choices) {
+  std::vector<Choices> all = {choices, spare_slots(model, settings, choices)};
+  for (const UnitChange& change :
+       few_units(model) ? residencies(settings) : std::vector<UnitChange>{}) {
+    Choices full = choices;
+    std::for_each(full.units.begin(), full.units.end(), change);
+    all.push_back(full);
+    all.push_back(spare_slots(model, settings, full));
+  }
+  return all;
+}
+
+}  // namespace
+
+Choices leaner(const ModelSpec& model, const PlanSettings& settings, const Choices& choices) {
+  std::vector<Choices> all = lean_choices(model, settings, choices);
+  const auto bytes = [&](const Choices& one) {
+    return arena_bytes(lay_out_candidate(model, settings, one).plan);
+  };
+  return *std::min_element(all.begin(), all.end(), [&](const Choices& a, const Choices& b) {
+    return bytes(a) < bytes(b);
+  });
+}
+
+namespace {
+
+// In which order what the budgets leave is given away.
+struct FillingOrder {
+  bool state_first = false;  // before weights
+  double staged_first = 0;   // share of tiles that get room to be on their way before all else
+  bool best_set = false;     // of units: the most elements that fit, not the first
+};
+
 // Fills what the budgets leave with what is worth most per byte.
 class Filling {
  public:
@@ -62,45 +237,71 @@ class Filling {
     }
   }
 
-  // Turns on, in the order of benefit per byte, what still fits: weights kept on the device (each
-  // is read twice a step), masters in host memory (read twice, written once), then state (read and
-  // written once). A forced place is left as it is: but weights may be kept beside it, and what the
-  // store is still given at once is as if it lived there. Then tiles are given room to be read
-  // ahead and written late.
-  void run() {
-    if (settings_.separate_device) {
-      turn_on([](UnitChoice& unit) { unit.pinned = true; });
+  // Turns on what still fits.
+  void run(const FillingOrder& order) {
+    std::vector<UnitChange> changes = residencies(settings_);
+    if (order.state_first) {
+      std::reverse(changes.begin(), changes.end());
     }
-    if (!settings_.place && !settings_.format.decoded) {
-      turn_on([](UnitChoice& unit) { unit.master_in_memory = true; });
-      turn_on([](UnitChoice& unit) { unit.state_home = Home::kHost; });
+    if (order.staged_first > 0) {
+      deepen_staging(order.staged_first);
     }
-    if (!settings_.place && settings_.format.decoded) {
-      turn_on([](UnitChoice& unit) {
-        unit.state_home = Home::kHost;
-        unit.master_in_memory = true;
-      });
+    for (const UnitChange& change : changes) {
+      if (order.best_set) {
+        turn_on_best(change);
+      } else {
+        turn_on(change);
+      }
     }
-    if (may_write_through(settings_)) {
-      deepen_staging(choices_.staged_first);
-      turn_on([](UnitChoice& unit) { unit.master_in_memory = unit.write_through = true; });
+  }
+
+  // More tiles on their way, up to a share of those that stream: read before the step that needs
+  // them, written after it.
+  void deepen_staging(double share) {
+    std::size_t streamed = 0;  // tiles whose state lives on NVMe
+    for (std::size_t u = 0; u < choices_.units.size(); ++u) {
+      if (choices_.units[u].state_home == Home::kNvme) {
+        streamed += (*choices_.tiles)[u].size();
+      }
     }
-    // Floats beside what they are decoded from spare decoding it twice a step.
-    if (!settings_.separate_device && settings_.format.decoded) {
-      turn_on([](UnitChoice& unit) { unit.pinned = unit.master_in_memory; });
+    const auto wanted = static_cast<std::size_t>(share * static_cast<double>(streamed));
+    int fitting = choices_.staging_slots;
+    int too_many = static_cast<int>(std::min(wanted, kStagingSlotsMax)) + 1;
+    while (fitting + 1 < too_many) {
+      choices_.staging_slots = (fitting + too_many) / 2;
+      (fits_now() ? fitting : too_many) = choices_.staging_slots;
     }
-    deepen_staging(1);
+    choices_.staging_slots = fitting;
+  }
+
+  // From everything down, what is worth least first, until it fits.
+  void empty(bool state_first) {
+    const std::vector<UnitChoice> none = choices_.units;
+    std::vector<UnitChange> changes = residencies(settings_);
+    if (state_first) {
+      std::reverse(changes.begin(), changes.end());
+    }
+    for (std::size_t left = changes.size() * order_.size(); left > 0; --left) {
+      choices_.units = none;
+      for (std::size_t i = 0; i < left; ++i) {
+        changes[i / order_.size()](choices_.units[order_[i % order_.size()]]);
+      }
+      if (fits_now()) {
+        return;
+      }
+    }
+    choices_.units = none;
   }
 
  private:
-  using Change = std::function<void(UnitChoice&)>;
-
-  [[nodiscard]] bool fits_now() const {
-    return fits(lay_out_candidate(model_, settings_, choices_).plan, settings_);
+  [[nodiscard]] Plan laid_out() const {
+    return lay_out_candidate(model_, settings_, choices_).plan;
   }
 
+  [[nodiscard]] bool fits_now() const { return fits(laid_out(), settings_); }
+
   // Runs of equal units in order, in each as many as fit.
-  void turn_on(const Change& change) {
+  void turn_on(const UnitChange& change) {
     std::size_t begin = 0;
     while (begin < order_.size()) {
       std::size_t end = begin + 1;
@@ -112,7 +313,7 @@ class Filling {
     }
   }
 
-  void turn_on_run(const Change& change, std::size_t begin, std::size_t end) {
+  void turn_on_run(const UnitChange& change, std::size_t begin, std::size_t end) {
     const std::vector<UnitChoice> before = choices_.units;
     const auto apply = [&](std::size_t count) {
       choices_.units = before;
@@ -134,23 +335,54 @@ class Filling {
     apply(fitting);
   }
 
-  // More tiles on their way, up to a share of those that stream: read before the step that needs
-  // them, written after it.
-  void deepen_staging(double share) {
-    std::size_t streamed = 0;  // tiles whose state lives on NVMe
-    for (std::size_t u = 0; u < choices_.units.size(); ++u) {
-      if (choices_.units[u].state_home == Home::kNvme) {
-        streamed += (*choices_.tiles)[u].size();
+  // The set of units with the most elements that fits. For few units only: every set is looked at.
+  void turn_on_best(const UnitChange& change) {
+    const std::vector<UnitChoice> before = choices_.units;
+    const std::size_t count = order_.size();
+    const std::size_t now = arena_bytes(laid_out());
+    std::vector<std::size_t> added(count);  // beside the slots that are spared
+    for (std::size_t i = 0; i < count; ++i) {
+      change(choices_.units[i]);
+      const std::size_t with = arena_bytes(laid_out());
+      added[i] = with > now ? with - now : 0;
+      choices_.units = before;
+    }
+
+    struct Set {
+      std::uint32_t units = 0;
+      std::int64_t elements = 0;
+      std::size_t added = 0;
+    };
+
+    std::vector<Set> sets;
+    for (std::uint32_t units = 0; units < (1U << count); ++units) {
+      Set set{.units = units};
+      for (std::size_t i = 0; i < count; ++i) {
+        const bool in = (units >> i & 1U) != 0;
+        set.elements += in ? model_.units[i].elements : 0;
+        set.added += in ? added[i] : 0;
       }
+      sets.push_back(set);
     }
-    const auto wanted = static_cast<std::size_t>(share * static_cast<double>(streamed));
-    int fitting = choices_.staging_slots;
-    int too_many = static_cast<int>(std::min(wanted, kStagingSlotsMax)) + 1;
-    while (fitting + 1 < too_many) {
-      choices_.staging_slots = (fitting + too_many) / 2;
-      (fits_now() ? fitting : too_many) = choices_.staging_slots;
+    std::sort(sets.begin(), sets.end(), [](const Set& a, const Set& b) {
+      return std::tuple(-a.elements, a.added, a.units) < std::tuple(-b.elements, b.added, b.units);
+    });
+    const std::size_t free = budget_bytes(settings_) - now;
+    for (const Set& set : sets) {
+      const bool all = set.units + 1 == 1U << count;  // needs no slots
+      if (set.added > free && !all) {
+        continue;
+      }
+      for (std::size_t i = 0; i < count; ++i) {
+        if ((set.units >> i & 1U) != 0) {
+          change(choices_.units[i]);
+        }
+      }
+      if (fits_now()) {
+        return;
+      }
+      choices_.units = before;
     }
-    choices_.staging_slots = fitting;
   }
 
   [[nodiscard]] const UnitSpec& unit_at(std::size_t i) const { return model_.units[order_[i]]; }
@@ -232,8 +464,6 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
     choices.units = base_units(model, settings);
     by_tile.push_back(std::move(choices));
   }
-  const std::vector<double> staged_shares =
-      may_write_through(settings) ? std::vector{0.0, 0.25, 0.5, 1.0} : std::vector{0.0};
   std::vector<Choices> all;
   for (const Traversal traversal : traversals) {
     for (const bool keep : {true, false}) {
@@ -247,10 +477,7 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
           choices.staging_slots =
               tiled.tile_elements > 4 * kBlockElements ? 2 + lookahead : 2 * (1 + lookahead);
           choices.keep_activations = keep && settings.purpose == Purpose::kTrain;
-          for (const double share : staged_shares) {
-            choices.staged_first = share;
-            all.push_back(choices);
-          }
+          all.push_back(choices);
         }
       }
       if (settings.purpose != Purpose::kTrain) {
@@ -264,7 +491,7 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
 Plan smallest(const ModelSpec& model, const PlanSettings& settings) {
   std::optional<Plan> best;
   for (const Choices& choices : enumerate(model, settings)) {
-    Plan plan = lay_out_candidate(model, settings, choices).plan;
+    Plan plan = lay_out_candidate(model, settings, leaner(model, settings, choices)).plan;
     if (!best || plan.device_arena_bytes + plan.host_arena_bytes <
                      best->device_arena_bytes + best->host_arena_bytes) {
       best = std::move(plan);
@@ -287,26 +514,116 @@ struct Ranked {
   Choices choices;
   double estimate_seconds = 0;
   std::size_t number = 0;  // in the order of enumerate
+  std::size_t group = 0;   // which of enumerate
 };
+
+bool same_memory(const Choices& a, const Choices& b) {
+  return a.tiles == b.tiles && a.traversal == b.traversal && a.lookahead == b.lookahead &&
+         a.keep_activations == b.keep_activations && a.staging_slots == b.staging_slots &&
+         a.units == b.units;
+}
+
+// Whether what does not fit could without any slots.
+bool may_become_lean(const ModelSpec& model, const PlanSettings& settings, const Choices& choices) {
+  const Plan plan = lay_out_candidate(model, settings, choices).plan;
+  return arena_bytes(plan) <= budget_bytes(settings) + slot_bytes(plan);
+}
+
+// Where filling starts: with the least residency, with the least memory, and with everything of one
+// kind, which needs no slots.
+std::vector<Choices> starts(const ModelSpec& model,
+                            const PlanSettings& settings,
+                            const Choices& choices,
+                            bool thorough) {
+  std::vector<Choices> all;
+  const auto add = [&](const Choices& one) {
+    const bool known = std::any_of(
+        all.begin(), all.end(), [&](const Choices& other) { return other.units == one.units; });
+    if (!known && fits(lay_out_candidate(model, settings, one).plan, settings)) {
+      all.push_back(one);
+    }
+  };
+  if (thorough) {
+    for (const Choices& lean : lean_choices(model, settings, choices)) {
+      add(lean);
+    }
+  } else {
+    add(choices);
+    if (all.empty() && may_become_lean(model, settings, choices)) {
+      add(leaner(model, settings, choices));
+    }
+  }
+  if (all.empty()) {
+    return all;
+  }
+  for (const bool state_first : thorough ? std::vector{false, true} : std::vector<bool>{}) {
+    Choices emptied = choices;
+    Filling(model, settings, emptied).empty(state_first);
+    add(emptied);
+  }
+  return all;
+}
+
+std::vector<FillingOrder> filling_orders(const PlanSettings& settings, bool thorough) {
+  std::vector<FillingOrder> orders = {{}};
+  if (may_write_through(settings)) {
+    for (const double share : {0.25, 0.5, 1.0}) {
+      orders.push_back({.staged_first = share});
+    }
+  }
+  if (thorough) {
+    orders.push_back({.best_set = true});
+    orders.push_back({.state_first = true, .best_set = true});
+    orders.push_back({.staged_first = 1, .best_set = true});
+  }
+  return orders;
+}
 
 // Those that fit, filled; the most promising ones, in the order of enumerate.
 std::vector<Ranked> promising(const ModelSpec& model,
                               const PlanSettings& settings,
                               const MachineProfile& machine) {
   std::vector<Ranked> all;
-  for (Choices& choices : enumerate(model, settings)) {
-    if (!fits(lay_out_candidate(model, settings, choices).plan, settings)) {
-      continue;
+  std::size_t group = 0;
+  const auto add = [&](const Choices& choices) {
+    const bool known = std::any_of(all.begin(), all.end(), [&](const Ranked& other) {
+      return same_memory(other.choices, choices);
+    });
+    if (known) {
+      return;
     }
-    Filling(model, settings, choices).run();
     const Plan plan = lay_out_candidate(model, settings, choices).plan;
     const double seconds = estimate_step(model, settings, machine, plan);
     all.push_back(
-        {.choices = std::move(choices), .estimate_seconds = seconds, .number = all.size()});
+        {.choices = choices, .estimate_seconds = seconds, .number = all.size(), .group = group});
+  };
+  for (const Choices& choices : enumerate(model, settings)) {
+    constexpr std::int64_t kFewInstructions = 5'000;
+    const bool thorough =
+        few_units(model) && count_instructions(model, choices) <= kFewInstructions;
+    for (const Choices& start : starts(model, settings, choices, thorough)) {
+      for (const FillingOrder& order : filling_orders(settings, thorough)) {
+        Choices filled = start;
+        Filling filling(model, settings, filled);
+        filling.run(order);
+        if (thorough) {
+          add(filled);
+        }
+        // What is left makes room for tiles to be read ahead and written late.
+        filling.deepen_staging(1);
+        add(filled);
+      }
+    }
+    ++group;
   }
   std::stable_sort(all.begin(), all.end(), [](const Ranked& a, const Ranked& b) {
     return a.estimate_seconds < b.estimate_seconds;
   });
+  // An estimate tells residency better than it tells tiles and orders of work: of each of these the
+  // best comes first.
+  std::set<std::size_t> seen;
+  std::stable_partition(
+      all.begin(), all.end(), [&](const Ranked& one) { return seen.insert(one.group).second; });
   constexpr std::int64_t kInstructionsMax = 100'000;
   std::int64_t instructions = 0;
   std::size_t kept = 0;
