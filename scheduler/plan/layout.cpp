@@ -357,7 +357,6 @@ StagingSizes staging_sizes(const Context& context) {
 // the order of updates. Those of a tied matrix are written at the turning point already.
 void lend_gradients(Context& context, std::size_t slot_bytes) {
   Plan& plan = context.plan;
-  BorrowedSlot slot;
   std::size_t begin = 0, end = 0;  // of the memory that is lent and not yet a slot's
   for (std::size_t u = context.model.tied ? 1 : 0; u < plan.units.size(); ++u) {
     const UnitPlan& unit = plan.units[u];
