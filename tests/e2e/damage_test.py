@@ -74,11 +74,14 @@ def check_refused(report, headrace, folder, name, damage, words=()):
         report.equal(f"{name}: `{command[0]}` finds it as well", told.code, harness.CORRUPT)
 
 
-def flip_payloads(headrace, run):
-    """The lowest bit of a number in each extent of the last commit; headers are left alone."""
+def flip_states(headrace, run):
+    """The lowest bit of a number in each extent of state of the last commit: what a start does not
+    load, and a step reads. Headers are left alone."""
     inspected = must(headrace.run("inspect", run.dir, "--json")).json()
     with open(inspected["files"][0], "r+b") as file:
         for extent in inspected["extents"]:
+            if extent["kind"] != "state":
+                continue
             place = extent["offset"] + extent["header_bytes"] + extent["payload_bytes"] // 8 * 4
             file.seek(place)
             byte = file.read(1)[0]
@@ -91,7 +94,7 @@ def check_opt_out(report, headrace, folder):
     changes = {"tiers": {"place": "nvme"}, "run": {"steps": 4}}
     run = Run(headrace, folder, "unchecked", changes)
     must(run.train())
-    flip_payloads(headrace, run)
+    flip_states(headrace, run)
     more = ["--set", "run.steps=6"]
     stopped = run.train(*more)
     problems = harness.error_problems(stopped, harness.CORRUPT)

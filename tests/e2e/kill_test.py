@@ -21,7 +21,8 @@ def split_memory(headrace, folder):
     run = Run(headrace, folder, "asked")
     for kibibytes in range(8 << 10, 64 << 10, 512):
         memory = f"{kibibytes}KiB"
-        asked = headrace.run("plan", run.config, "--json", "--set", f"tiers.host_memory={memory}")
+        asked = headrace.run("plan", run.config, "--json", "--set", "tiers.tile=1",
+                             "--set", f"tiers.host_memory={memory}")
         if asked.code != harness.OK:
             continue
         rows = {row["purpose"]: row for row in asked.json()["memory"]}
@@ -37,7 +38,7 @@ def placements(headrace, folder):
     memory = split_memory(headrace, folder)
     return {
         "nvme": lambda own: {"place": "nvme", "nvme": [own]},
-        "split": lambda own: {"host_memory": memory, "nvme": [own]},
+        "split": lambda own: {"host_memory": memory, "tile": 1, "nvme": [own]},
         "two folders": lambda own: {"place": "nvme", "nvme": [own, f"{own}-2"]},
     }
 
