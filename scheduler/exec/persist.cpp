@@ -178,6 +178,7 @@ Status ExecutorImpl::load(const ParamSource& source) {
   note_all_is_over();
   update_count_ = 0;
   pending_.reset();
+  prefetched_ = false;
   return {};
 }
 
@@ -243,6 +244,7 @@ Status ExecutorImpl::load_committed(std::int64_t update_count) {
   note_all_is_over();
   update_count_ = update_count;
   pending_.reset();
+  prefetched_ = false;
   return {};
 }
 

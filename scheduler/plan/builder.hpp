@@ -181,7 +181,8 @@ class Builder {
   StagedTiles staged_;
   std::deque<StateSlot> state_slots_;  // the one that was used longest ago first
   std::deque<StateSlot> lent_slots_;   // borrowed ones that nobody has used yet
-  std::size_t next_lent_ = 0;          // in Layout::borrowed_state
+  StagedTile last_update_{.unit = -1, .tile = -1};
+  std::size_t next_lent_ = 0;  // in Layout::borrowed_state
   bool lending_ = true;
   std::size_t next_decoded_ = 0, next_gradient_slot_ = 0, next_landing_ = 0;
   std::array<int, 4> next_lane_{};  // by TransferClass

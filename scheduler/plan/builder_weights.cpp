@@ -192,6 +192,9 @@ int Builder::take_state_slot() {
 // The gradient of a tile has been used, and (updates follow the order of tiles) those before it:
 // slots that lie over them can be taken; not at once, for then a read would wait for this update.
 void Builder::lend_gradient(int unit, int tile) {
+  HEADRACE_ASSERT((std::pair(last_update_.unit, last_update_.tile) < std::pair(unit, tile)),
+                  "updates follow the order of tiles: what lies before one is free");
+  last_update_ = {.unit = unit, .tile = tile};
   const std::vector<BorrowedSlot>& slots = in_.layout.borrowed_state;
   const std::size_t ahead = in_.layout.staging_state.size();
   for (; next_lent_ < slots.size() &&
