@@ -54,7 +54,7 @@ Status ExecutorImpl::open(const ExecutorOptions& options) {
   read_check_ = options.read_check;
   std::size_t instructions_max = 0, marks_max = 0;
   for (const plan::Program* program :
-       {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.prefetch, &plan_.evaluation}) {
+       {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.evaluation}) {
     instructions_max = std::max(instructions_max, program->instructions.size());
     std::size_t marks = 0;
     for (const Instruction& instruction : program->instructions) {
@@ -418,9 +418,7 @@ Status ExecutorImpl::prepare_update() {
   if (plan_.lanes > 0) {
     HEADRACE_TRY(store_->mark_dirty());
   }
-  if (!prefetched_) {
-    HEADRACE_TRY(run(plan_.prefetch));
-  }
+  HEADRACE_ASSERT(prefetched_, "the step that leaves an update pending has read tiles for it");
   running_.write_step = pending_->update_count;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     for (std::size_t t = 0; t < plan_.units[u].tiles.size(); ++t) {

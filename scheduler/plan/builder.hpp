@@ -47,8 +47,6 @@ class Builder {
   void training_step(bool held, const StagedTiles& next);
   // Every trainable tile is updated.
   void drain();
-  // Reads `next` into the first slots.
-  void prefetch(const StagedTiles& next);
   void evaluation();
   [[nodiscard]] Program take();
 
@@ -107,6 +105,8 @@ class Builder {
   Weights stage_state(const TileUse& use);
   [[nodiscard]] int take_state_slot();
   void lend_gradient(int unit, int tile);
+  // Reads `next` into the first slots.
+  void prefetch(const StagedTiles& next);
   [[nodiscard]] Weights floats_of(const TileUse& use, const Weights& param);
   [[nodiscard]] Weights device_copy(const UnitPlan& unit, const TileSpec& tile) const;
   void transfer(

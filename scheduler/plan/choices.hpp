@@ -34,7 +34,6 @@ struct Choices {
   int staging_slots = 4;  // tiles on their way between store, optimizer and device
   std::int64_t tile_elements = 16 * kBlockElements;
   bool keep_activations = false;
-  bool borrow = true;  // memory of held gradients is lent to tiles that wait to be written
   std::vector<UnitChoice> units;
   std::shared_ptr<const std::vector<std::vector<TileSpec>>> tiles;  // by unit, of tile_elements
 };

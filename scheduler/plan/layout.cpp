@@ -412,7 +412,7 @@ void place_staging(Context& context) {
   for (int i = 0; sizes.decoded > 0 && i < std::min(slots, kDecodedSlots); ++i) {
     layout.staging_weights.push_back(add("weights", i, sizes.decoded));
   }
-  if (sizes.state > 0 && context.choices.borrow) {
+  if (sizes.state > 0) {
     lend_gradients(context, sizes.state);
   }
   context.plan.staging_slots = staged ? slots : 0;

@@ -91,7 +91,6 @@ void build_programs(const ModelSpec& model,
       plan.compute_held =
           make("compute.held", next, [&](Builder& builder) { builder.training_step(true, next); });
     }
-    plan.prefetch = make("prefetch", {}, [&](Builder& builder) { builder.prefetch(next); });
   }
   plan.evaluation = make("evaluation", {}, [](Builder& builder) { builder.evaluation(); });
 }

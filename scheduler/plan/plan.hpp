@@ -142,7 +142,6 @@ struct Plan {
   Program compute;       // forward and backward, no pending updates
   Program compute_held;  // the same, each unit updated as forward approaches it
   Program drain;         // pending updates only
-  Program prefetch;      // what compute and compute_held end with, by itself; may be empty
   Program evaluation;    // forward and loss; for kGenerate: forward and logits of one row
   std::vector<Prediction> predictions;
   // The drive.
