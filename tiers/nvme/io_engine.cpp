@@ -161,6 +161,10 @@ class Engine final : public IoEngine {
   InFlight in_flight_;
   InFlight wanted_now_in_flight_;   // a part of in_flight_
   std::uint64_t urgent_bytes_ = 0;  // handed over since the longest passed lane had its turn
+  // Whether a fault was raised. Looked at once a turn, when the lanes have gone on: another queue
+  // may raise one at any instant, and if a part of the turn relied on what a later part then left
+  // undone because of the fault, nothing would end the sleep that follows.
+  bool faulted_ = false;
   bool cancelled_ = false;
   bool ended_ = false;
   std::atomic<std::uint64_t> read_bytes_{0};
@@ -330,7 +334,8 @@ bool Engine::iterate(bool may_sleep) {
   for (Lane& lane : lanes_) {
     progress = advance(lane) || progress;
   }
-  if (runtime_.fault.raised() && !std::exchange(cancelled_, true)) {
+  faulted_ = runtime_.fault.raised();
+  if (faulted_ && !std::exchange(cancelled_, true)) {
     backend_->cancel();
   }
   const std::int64_t delay_ns = issue_requests();
@@ -363,7 +368,7 @@ bool Engine::iterate(bool may_sleep) {
 
 // A transfer that a fault has stopped with nothing in flight: no completion will tell of its end.
 bool Engine::stopped_transfer() const {
-  return runtime_.fault.raised() && std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
+  return faulted_ && std::any_of(lanes_.begin(), lanes_.end(), [](const Lane& lane) {
            return lane.phase == Lane::Phase::kTransferring && lane.transfer.in_flight == 0;
          });
 }
@@ -394,7 +399,7 @@ bool Engine::advance(Lane& lane) {
       }
       lane.finish_current();
     } else if (lane.phase == Lane::Phase::kTransferring) {
-      const bool over = lane.transfer.complete() || runtime_.fault.raised();
+      const bool over = lane.transfer.complete() || faulted_;
       if (!over || lane.transfer.in_flight > 0) {
         return progress;
       }
@@ -523,7 +528,7 @@ Pacer& Engine::pacer(const Lane& lane) {
 // Hands over as many requests as may be in flight. Returns how long a cap holds the next one back
 // (0: none does).
 std::int64_t Engine::issue_requests() {
-  if (free_requests_.empty() || runtime_.fault.raised()) {
+  if (free_requests_.empty() || faulted_) {
     return 0;
   }
   update_urgencies();
@@ -690,7 +695,7 @@ void Engine::moved(Request& request, std::uint64_t bytes) {
 
 // Hands the rest of a request over again. After a fault nothing more is.
 void Engine::retry(Request& request) {
-  if (runtime_.fault.raised()) {
+  if (runtime_.fault.raised()) {  // also one that another completion of this turn raised
     release(request);
     return;
   }
@@ -714,7 +719,7 @@ void Engine::release(Request& request) {
 // The most urgent lane that has something to sum.
 Lane* Engine::lane_to_sum() {
   Lane* found = nullptr;
-  if (runtime_.fault.raised()) {
+  if (faulted_) {
     return found;
   }
   for (Lane& lane : lanes_) {

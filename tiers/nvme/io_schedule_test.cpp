@@ -4,7 +4,10 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
+#include <chrono>
 #include <map>
+#include <thread>
 #include <vector>
 
 #include "core/hash.hpp"
@@ -427,6 +430,57 @@ TEST_F(IoSchedule, CancellationGivesUpWhatHasNotBegunAndFinishesTickets) {
   EXPECT_EQ(runtime_.fault.error()->what, "the run is over");
   EXPECT_LE(handed_.size(), 4U);
   EXPECT_EQ(store_->step_of(key(0)), 1) << "an unfinished write is not claimed";
+}
+
+// At any instant after the last byte has come, also between two looks of the engine at the fault in
+// one turn of its loop: turn() would say that nothing is under way, and an engine's own thread
+// would sleep for good.
+TEST_F(IoSchedule, AFaultOfAnotherThreadAtAnyInstantLetsTheLaneEnd) {
+  constexpr int kRounds = 5000;
+  constexpr int kNsOfATurn = 1000;
+  std::atomic<Runtime*> moved{nullptr};  // whose read has moved
+  std::atomic<bool> ended{false};
+  std::thread other([&] {
+    for (std::int64_t round = 0; !ended.load(); ++round) {
+      Runtime* runtime = nullptr;
+      while ((runtime = moved.exchange(nullptr)) == nullptr && !ended.load()) {
+      }
+      const auto until =
+          std::chrono::steady_clock::now() + std::chrono::nanoseconds(round % kNsOfATurn);
+      while (std::chrono::steady_clock::now() < until) {
+      }
+      if (runtime != nullptr) {
+        runtime->fault.raise(operating_error("another queue failed"));
+      }
+    }
+  });
+  int unfinished = 0;
+  for (int round = 0; round < kRounds; ++round) {
+    Runtime runtime;
+    const BackendFactory backend = testing::with_rule(
+        [&](const IoRequest&, int result) {
+          moved.store(&runtime);
+          return result;
+        },
+        make_simulated_backend);
+    const auto engine =
+        IoEngine::create(runtime,
+                         *store_,
+                         0,
+                         {.request_bytes_max = kTileBytes,  // the read is one request
+                          .make_backend = backend,
+                          .driven_by_caller = true});
+    IoLane& lane = engine.value()->lane(0);
+    lane.read(key(0), payload(0), 7, 0, ReadCheck::kHeaderOnly);
+    while (engine.value()->turn()) {
+    }
+    unfinished += lane.record().done() ? 0 : 1;
+    while (!runtime.fault.raised()) {
+    }
+  }
+  ended.store(true);
+  other.join();
+  EXPECT_EQ(unfinished, 0);
 }
 
 struct Silent {
