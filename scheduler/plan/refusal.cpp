@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/quantity.hpp"
+#include "scheduler/plan/residency.hpp"
 #include "scheduler/plan/search.hpp"
 
 namespace headrace::plan {

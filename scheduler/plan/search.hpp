@@ -26,12 +26,6 @@ struct Candidate {
 // The choices that the settings leave open, each with the least residency.
 [[nodiscard]] std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& settings);
 
-// The same, with as much in memory as makes it need the least: what is all in memory needs no
-// slots.
-[[nodiscard]] Choices leaner(const ModelSpec& model,
-                             const PlanSettings& settings,
-                             const Choices& choices);
-
 // The plan with the least memory among what the settings leave open. Memory only.
 [[nodiscard]] Plan smallest(const ModelSpec& model, const PlanSettings& settings);
 
