@@ -1,7 +1,8 @@
 // Runs programs of a plan on contents instead of numbers: every byte of every tier holds the name
 // of what lies there (weights of a tile after so many updates, a gradient of so many micro-batches,
 // ...), and every instruction finds what it needs or the check fails. Test-only; knows nothing of
-// how programs are built.
+// how programs are built. By file: program_checker runs programs, program_checker_instructions
+// checks each instruction, program_checker_memory looks contents up.
 //
 // Instructions go in a random one of the orders that queues and waits allow. Addresses are those of
 // the tiers, so that buffers may share memory. What one program leaves, the next one finds.
@@ -51,6 +52,8 @@ struct Content {
   friend bool operator==(const Content&, const Content&) = default;
 };
 
+[[nodiscard]] std::string text(const Content& content);  // for messages
+
 class ProgramChecker {
  public:
   // After load: weights and state of no update, where the plan keeps them. Everything outlives it.
@@ -67,6 +70,8 @@ class ProgramChecker {
   [[nodiscard]] bool pending() const { return pending_; }
 
  private:
+  static constexpr std::size_t kFloatBytes = 4;
+
   struct Segment {
     std::size_t end = 0;
     Content content;
