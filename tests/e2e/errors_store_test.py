@@ -164,6 +164,17 @@ def leftovers(world):
     world.report.check("what a start had noted too", not (noted / blank.name).exists())
     world.report.check("and its note", not note.exists())
     world.report.check("and nothing else", (others / blank.name / "data").exists())
+    # Killed before its data file was made: the command removes it too, but nothing of somebody's.
+    bare = others / ("fedcba9876543210" * 2)
+    bare.mkdir()
+    (bare / "notes.txt").write_text("mine")
+    remove = ["store", "remove", bare.name, "--store", others]
+    world.fails("a folder without a data file, with another", USAGE, *remove, says=[str(bare)])
+    (bare / "notes.txt").unlink()
+    listed = must(world.headrace.run("store", "list", "--store", others))
+    world.report.check("a folder without a data file is listed", bare.name in listed.out, listed)
+    must(world.headrace.run(*remove))
+    world.report.check("and removed", not bare.exists())
     # Of a resumed run too; but never a commit.
     (run / "store.json").rename(world.folder / "kept.json")
     must(world.headrace.run(*words, "--set", "run.steps=2"))

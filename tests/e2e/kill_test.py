@@ -14,6 +14,7 @@ from runs import STEPS, Run
 STATES = ["fp32", "q8", "bf16"]
 CHECKPOINTS = {"every-step": 1, "7 steps": 7}  # with the steps between commits
 KILLS_MAX = 3  # of one run, before it may end
+REMOVALS = 6  # of what a kill left of a store that was being made
 
 
 def split_memory(headrace, folder):
@@ -87,6 +88,31 @@ def check_moment(report, headrace, folder, case):
     report.check(f"{fact}: and it is whole", verified.code == harness.OK, verified)
 
 
+def check_removal(report, headrace, folder, random):
+    """What a start that was killed as it made its store has left is listed, and can be removed."""
+    for index in range(REMOVALS):
+        own = folder / f"cut{index}-nvme"
+        places = [own, folder / f"cut{index}-nvme-2"]
+        run = Run(headrace, folder, f"cut{index}",
+                  {"tiers": {"place": "nvme", "nvme": [str(place) for place in places]}})
+        watched = [run.dir, *places][index % 3]
+        delay_s = random.random() * 0.01
+        harness.stop_when(headrace, ["train", str(run.config)],
+                          lambda watched=watched: list(watched.glob("*")), signal.SIGKILL, delay_s)
+        found = []
+        for place in places:
+            for store in list(place.glob("*")):
+                found.append(sorted(file.name for file in store.iterdir()))
+                listed = must(headrace.run("store", "list", "--store", place))
+                report.check("the rest of a creation is listed", store.name in listed.out, listed)
+                removed = headrace.run("store", "remove", store.name, "--store", place)
+                report.check(f"`store remove` takes a store of {found[-1]}",
+                             removed.code == harness.OK and not store.exists(), removed)
+        left = [path for place in places for path in place.glob("*")]
+        fact = f"killed {delay_s * 1000:.1f} ms into a creation that had come to {found}: all goes"
+        report.check(fact, not left, left)
+
+
 def main():
     report = harness.Report("kill_test")
     headrace = harness.Headrace(sys.argv[1])
@@ -100,6 +126,7 @@ def main():
             begin = time.monotonic()
             must(wholes[state].train())
             seconds = time.monotonic() - begin
+        check_removal(report, headrace, folder, random)
         places = placements(headrace, folder)
         for index in range(count):
             place = list(places)[index % len(places)]

@@ -9,6 +9,7 @@
 #include <system_error>
 #include <thread>
 
+#include "core/assert.hpp"
 #include "tiers/nvme/assign_folders.hpp"
 #include "tiers/nvme/format.hpp"
 #include "tiers/nvme/store.hpp"
@@ -93,19 +94,41 @@ StoreContents many_tiles() {
   return contents;
 }
 
+// A finished file becomes one whose creation was interrupted: superblock copy B as if never
+// written, copy A "creating".
+void make_unfinished(const std::string& data) {
+  std::fstream file(data, std::ios::in | std::ios::out | std::ios::binary);
+  format::Superblock block{};
+  file.read(reinterpret_cast<char*>(&block), sizeof(block));
+  block.flags |= format::kFlagCreating;
+  std::array<std::byte, kPageBytes> page{};
+  format::encode_superblock(block, page);
+  file.seekp(0);
+  file.write(reinterpret_cast<const char*>(page.data()), kPageBytes);
+  page = {};
+  file.seekp(static_cast<std::streamoff>(format::kSuperblockOffsets[1]));
+  file.write(reinterpret_cast<const char*>(page.data()), kPageBytes);
+}
+
 // Two folders, a committed store in both.
 class TwoFolders : public ::testing::Test {
  protected:
   void SetUp() override {
+    const std::unique_ptr<Store> store = create();
+    for (std::int64_t step = 1; step <= 2; ++step) {
+      write_all_extents(*store, step);
+      HEADRACE_EXPECT_OK(store->commit({.step = step, .run_state = "{}"}));
+    }
+  }
+
+  // Without a commit.
+  std::unique_ptr<Store> create() {
     StoreOptions options{.folders = {{.path = one(), .weight = 2.0}, {.path = two()}},
                          .direct_io_required = false};
     Result<std::unique_ptr<Store>> store = Store::create(options, many_tiles());
-    ASSERT_TRUE(store.has_value()) << format_error(store.error(), true);
+    HEADRACE_ASSERT(store.has_value(), "a store can be made");
     id_ = (*store)->id();
-    for (std::int64_t step = 1; step <= 2; ++step) {
-      write_all_extents(**store, step);
-      HEADRACE_EXPECT_OK((*store)->commit({.step = step, .run_state = "{}"}));
-    }
+    return std::move(*store);
   }
 
   [[nodiscard]] std::string one() const { return base_.path() + "/one"; }
@@ -248,6 +271,103 @@ TEST_F(TwoFolders, AreListedAndRemovedTogether) {
   HEADRACE_EXPECT_OK(remove_store({two()}, id_));
   EXPECT_TRUE(fs::is_empty(one()));
   EXPECT_TRUE(fs::is_empty(two()));
+}
+
+// How far a creation came in one folder when it was killed.
+enum class Came : std::uint8_t { kNothing, kDirectory, kEmptyFile, kBlankFile, kCreating };
+
+void set_back(const std::string& store, Came came) {
+  const std::string data = store + "/data";
+  switch (came) {
+    case Came::kNothing:
+      fs::remove_all(store);
+      break;
+    case Came::kDirectory:
+      fs::remove(data);
+      break;
+    case Came::kEmptyFile:
+      fs::resize_file(data, 0);
+      break;
+    case Came::kBlankFile:
+      fs::resize_file(data, 0);
+      fs::resize_file(data, kPageBytes);
+      break;
+    case Came::kCreating:
+      make_unfinished(data);
+      break;
+  }
+}
+
+// kill -9 at any point of a creation: what there is in the folders that are named goes, and what
+// lies elsewhere too as soon as one part says where.
+TEST_F(TwoFolders, WhatAKilledCreationHasLeftIsListedAndRemoved) {
+  constexpr Came kAll[] = {
+      Came::kNothing, Came::kDirectory, Came::kEmptyFile, Came::kBlankFile, Came::kCreating};
+  const std::vector<std::vector<std::string>> named = {{one()}, {two()}, {one(), two()}};
+  for (const Came first : kAll) {
+    for (const Came second : kAll) {
+      for (const std::vector<std::string>& folders : named) {
+        const std::string what = std::to_string(static_cast<int>(first)) + " " +
+                                 std::to_string(static_cast<int>(second)) + " " + folders.front() +
+                                 " of " + std::to_string(folders.size());
+        fs::remove_all(one());
+        fs::remove_all(two());
+        create().reset();
+        set_back(one() + "/" + id_, first);
+        set_back(two() + "/" + id_, second);
+        const bool known = std::any_of(folders.begin(), folders.end(), [&](const auto& folder) {
+          return (folder == one() ? first : second) != Came::kNothing;
+        });
+        const std::vector<StoreListing> listings = list_stores(folders).value();
+        ASSERT_EQ(listings.size(), known ? 1U : 0U) << what;
+        const Status removed = remove_store(folders, id_);
+        if (!known) {
+          ASSERT_FALSE(removed.has_value()) << what;
+          expect_contains(removed.error().what, "there is no store");
+          continue;
+        }
+        ASSERT_TRUE(removed.has_value()) << what << format_error(removed.error(), true);
+        expect_contains(listings[0].problem, "interrupted");
+        for (const std::string& folder : folders) {
+          EXPECT_TRUE(fs::is_empty(folder)) << what;
+        }
+        if ((folders.front() == one() ? first : second) == Came::kCreating) {
+          EXPECT_TRUE(fs::is_empty(one()) && fs::is_empty(two())) << what;
+        }
+      }
+    }
+  }
+}
+
+// A removal that was killed has taken the data file of a finished store and left its directory.
+TEST_F(TwoFolders, ARemovalThatWasKilledCanBeRepeated) {
+  fs::remove(one() + "/" + id_ + "/data");
+  const std::vector<StoreListing> listings = list_stores({two()}).value();
+  ASSERT_EQ(listings.size(), 1U);
+  EXPECT_EQ(listings[0].parts.size(), 2U);
+  expect_contains(listings[0].problem, "its removal was interrupted");
+  HEADRACE_EXPECT_OK(remove_store({two()}, id_));
+  EXPECT_TRUE(fs::is_empty(one()));
+  EXPECT_TRUE(fs::is_empty(two()));
+}
+
+// A file that says nothing is the rest of a creation only beside a part that was never finished.
+TEST_F(TwoFolders, ABlankFileInAFolderThatWasNotNamedStaysBesideAFinishedPart) {
+  set_back(two() + "/" + id_, Came::kBlankFile);
+  HEADRACE_EXPECT_OK(remove_store({one()}, id_));
+  EXPECT_TRUE(fs::is_empty(one()));
+  EXPECT_TRUE(fs::exists(two() + "/" + id_ + "/data"));
+}
+
+TEST_F(TwoFolders, ADirectoryWithFilesOfSomebodyStays) {
+  const std::string store = one() + "/" + id_;
+  fs::remove(store + "/data");
+  std::ofstream(store + "/notes.txt") << "mine";
+  const Status status = remove_store({one()}, id_);
+  ASSERT_FALSE(status.has_value());
+  EXPECT_EQ(status.error().code, ExitCode::kUsage);
+  expect_contains(status.error().why, "it has no data file");
+  EXPECT_TRUE(fs::exists(store + "/notes.txt"));
 }
 
 TEST_F(TwoFolders, AreLocatedFromEitherPart) {
@@ -435,22 +555,9 @@ TEST(Orphans, TheRestOfAnInterruptedCreationIsReclaimed) {
   const TestFolder folder;
   const std::string id(32, 'e');
   const std::string data = folder.path() + "/" + id + "/data";
-  // All of a finished file but its superblocks: copy B as if never written, copy A "creating".
   const std::string made = make_run_store(folder.path(), "/runs/a");
   fs::rename(folder.path() + "/" + made, folder.path() + "/" + id);
-  {
-    std::fstream file(data, std::ios::in | std::ios::out | std::ios::binary);
-    format::Superblock block{};
-    file.read(reinterpret_cast<char*>(&block), sizeof(block));
-    block.flags |= format::kFlagCreating;
-    std::array<std::byte, kPageBytes> page{};
-    format::encode_superblock(block, page);
-    file.seekp(0);
-    file.write(reinterpret_cast<const char*>(page.data()), kPageBytes);
-    page = {};
-    file.seekp(static_cast<std::streamoff>(format::kSuperblockOffsets[1]));
-    file.write(reinterpret_cast<const char*>(page.data()), kPageBytes);
-  }
+  make_unfinished(data);
   const StoreListing listing = list_stores({folder.path()}).value().at(0);
   expect_contains(listing.problem, "interrupted");
   EXPECT_EQ(listing.run_dir, "/runs/a");

@@ -1,9 +1,9 @@
 // Making a store in empty files: blocks for every byte, tables, superblocks.
 //
-// Invariant: the first thing in a file is the name of its run, the second a superblock that says
-// "creating"; that goes last, so what an interrupted creation leaves behind can be told from a
-// store, by its run. Thread: the caller's, and one beside it for each file while it is written for
-// the first time. Failure: see Store::create; the caller removes the files.
+// Invariant: the first things in a file are the names of its run and folders, the next a superblock
+// that says "creating"; that goes last, so what an interrupted creation leaves behind can be told
+// from a store, by its run. Thread: the caller's, and one beside it for each file while it is
+// written for the first time. Failure: see Store::create; the caller removes the files.
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -122,6 +122,9 @@ class Prewriter {
 Status begin_files(StoreState& state, const StoreContents& contents) {
   for (const StoreFile& part : state.files) {
     HEADRACE_TRY(write_region(*part.file, part.block.run_dir.offset, bytes_of(contents.run_dir)));
+    HEADRACE_TRY(write_region(*part.file,
+                              part.block.folder_paths.offset,
+                              bytes_of(format::join_paths(state.folder_paths))));
     std::array<std::byte, kPageBytes> page{};
     format::encode_superblock(part.block, page);
     HEADRACE_TRY(part.file->write(format::kSuperblockOffsets[0], page));
@@ -154,8 +157,6 @@ Status finish_files(StoreState& state, const StoreContents& contents) {
     HEADRACE_TRY(
         write_region(file, block.tile_table.offset, format::encode_tile_table(state.tiles)));
     HEADRACE_TRY(write_region(file, block.tensor_table.offset, bytes_of(contents.tensor_table)));
-    HEADRACE_TRY(write_region(
-        file, block.folder_paths.offset, bytes_of(format::join_paths(state.folder_paths))));
   }
   HEADRACE_TRY(state.sync(state.all_folders()));
   std::vector<format::Superblock> ready = state.blocks();

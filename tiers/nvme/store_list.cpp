@@ -3,11 +3,13 @@
 //
 // Invariant: only `<folder>/<32 hex digits>/data` is read, only a data file that begins as a
 // store's is removed, nothing is followed out of the folder; a part in a folder that was not named
-// is touched only if its superblock has the store's id. Thread: the caller's. Failure: a store that
-// cannot be read is listed with its problem; everything else is an Error.
+// is touched only if its superblock has the store's id, or if it is a rest without one of what was
+// being made or removed there. Thread: the caller's. Failure: a store that cannot be read is listed
+// with its problem; everything else is an Error.
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,9 +25,20 @@
 namespace headrace::tiers::nvme {
 namespace {
 
+// How far a part's creation came, or its removal.
+enum class Stage : std::uint8_t {
+  kNoFile,    // a directory of that name, empty as far as a store is concerned
+  kBlank,     // a data file that does not say yet whose it is
+  kCreating,  // it does, and holds nothing
+  kMade,
+  kUnreadable,
+};
+
 // One folder's part of a store, as far as it could be read.
 struct Part {
   StorePart shown;
+  Stage stage = Stage::kUnreadable;
+  std::pair<dev_t, ino_t> node;  // of its directory
   std::string id;
   std::string run_dir;
   std::vector<std::string> folder_paths;
@@ -56,11 +69,24 @@ std::string text_of(BlockFile& file, const format::Region& region) {
   return {reinterpret_cast<const char*>(bytes->data()), bytes->size()};
 }
 
-// Fills in what the superblock and the commit record say.
-Status describe(BlockFile& file, Part& part) {
+// What a superblock says that was written before the store was finished. The rest is not there.
+void describe_creation(BlockFile& file, Part& part) {
   if (const auto creating = read_creating_superblock(file)) {
     part.run_dir = text_of(file, creating->run_dir);
+    if (format::store_id_text(creating->store_id) == part.id) {
+      part.stage = Stage::kCreating;
+      part.folder_count = creating->folder_count;
+      part.shown.folder_index = creating->folder_index;
+      part.folder_paths = format::split_paths(text_of(file, creating->folder_paths));
+    }
+  } else if (beginning_of(file) == FileBeginning::kBlank) {
+    part.stage = Stage::kBlank;
   }
+}
+
+// Fills in what the superblock and the commit record say.
+Status describe(BlockFile& file, Part& part) {
+  describe_creation(file, part);
   HEADRACE_ASSIGN(const SuperblockCopies copies, read_superblocks(file));
   const format::Superblock& block = copies.newest_block();
   part.dirty = (block.flags & format::kFlagDirty) != 0;
@@ -80,12 +106,28 @@ Status describe(BlockFile& file, Part& part) {
     HEADRACE_ASSIGN(const format::Map map, format::parse_map(block, bytes, file.path()));
     part.step = map.step;
   }
+  part.stage = Stage::kMade;
   return {};
+}
+
+// A creation makes a store's directory before its data file, a removal takes the file away first.
+bool has_data(const Folder& directory) {
+  struct stat info {};
+
+  return ::fstatat(directory.fd.get(), kDataName, &info, AT_SYMLINK_NOFOLLOW) == 0 ||
+         errno != ENOENT;
 }
 
 Result<std::unique_ptr<DataFile>> open_data(const Folder& directory) {
   return DataFile::open_at(
       directory.fd.get(), kDataName, directory.path + "/" + kDataName, DataFile::Mode::kRead);
+}
+
+std::pair<dev_t, ino_t> node_of(const Folder& directory) {
+  struct stat info {};
+
+  return ::fstat(directory.fd.get(), &info) == 0 ? std::pair(info.st_dev, info.st_ino)
+                                                 : std::pair(dev_t{0}, ino_t{0});
 }
 
 // Nothing: there is no directory of that name.
@@ -97,6 +139,12 @@ std::optional<Part> look_at(const Folder& folder, const std::string& id) {
   Part part;
   part.id = id;
   part.shown.path = directory->path;
+  part.node = node_of(*directory);
+  if (!has_data(*directory)) {
+    part.stage = Stage::kNoFile;
+    part.shown.problem = "it has no data file: its creation or its removal was interrupted";
+    return part;
+  }
   const Result<std::unique_ptr<DataFile>> file = open_data(*directory);
   if (!file) {
     part.shown.problem = file.error().why;
@@ -125,8 +173,33 @@ Result<std::vector<Part>> parts_in(const std::string& folder) {
   return parts;
 }
 
+bool says_its_index(const Part& part) {
+  return part.stage == Stage::kMade || part.stage == Stage::kCreating;
+}
+
 bool same_part(const Part& one, const Part& other) {
-  return one.id == other.id && one.shown.folder_index == other.shown.folder_index;
+  return one.id == other.id &&
+         (one.node == other.node || (says_its_index(one) && says_its_index(other) &&
+                                     one.shown.folder_index == other.shown.folder_index));
+}
+
+// Whether what lies where `known` says that its part `index` was made is that part, or the rest of
+// it. Only a directory is removed of one without a file, so that its name is enough; a file without
+// a name is nobody else's while the store was being made.
+bool is_part_of(const Part& known, const Part& part, std::size_t index) {
+  switch (part.stage) {
+    case Stage::kNoFile:
+      return true;
+    case Stage::kBlank:
+      return known.stage == Stage::kCreating;
+    case Stage::kCreating:
+      return part.shown.folder_index == index;
+    case Stage::kMade:
+      return part.shown.problem.empty() && part.shown.folder_index == index;
+    case Stage::kUnreadable:
+      return false;
+  }
+  return false;
 }
 
 // The parts that lie where the store says they were made, beside those that were found.
@@ -136,11 +209,16 @@ void add_recorded_parts(std::vector<Part>& parts) {
     for (std::size_t index = 0; index < known.folder_paths.size(); ++index) {
       const Result<Folder> folder = open_folder(known.folder_paths[index]);
       std::optional<Part> part = folder ? look_at(*folder, known.id) : std::nullopt;
-      if (part && part->shown.problem.empty() && part->shown.folder_index == index &&
-          std::none_of(parts.begin(), parts.end(), [&](const Part& other) {
-            return same_part(other, *part);
-          })) {
+      if (!part || !is_part_of(known, *part, index)) {
+        continue;
+      }
+      part->shown.folder_index = static_cast<std::uint32_t>(index);
+      const auto found = std::find_if(
+          parts.begin(), parts.end(), [&](const Part& other) { return same_part(other, *part); });
+      if (found == parts.end()) {
         parts.push_back(*std::move(part));
+      } else if (!says_its_index(*found)) {
+        found->shown.folder_index = part->shown.folder_index;
       }
     }
   }
@@ -213,13 +291,28 @@ namespace {
 struct Doomed {
   Folder folder;
   Folder directory;
-  std::unique_ptr<DataFile> file;
+  std::unique_ptr<DataFile> file;  // null: it has none
 };
+
+// Without a data file, what else lies there is somebody's.
+Status check_empty(const Folder& directory) {
+  HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(directory.path));
+  if (!names.empty()) {
+    return usage_error(fmt::format("nvme tier: '{}' is not a headrace store", directory.path))
+        .with_why("it has no data file, and holds others, so it is left alone")
+        .with_hint("remove it by hand if it is not needed");
+  }
+  return {};
+}
 
 Result<Doomed> take_part(const std::string& folder, const std::string& id) {
   Doomed doomed;
   HEADRACE_ASSIGN(doomed.folder, open_folder(folder));
   HEADRACE_ASSIGN(doomed.directory, enter_store(doomed.folder, id));
+  if (!has_data(doomed.directory)) {
+    HEADRACE_TRY(check_empty(doomed.directory));
+    return doomed;
+  }
   HEADRACE_ASSIGN(doomed.file, open_data(doomed.directory));
   HEADRACE_TRY(doomed.file->lock(DataFile::Lock::kExclusive));
   if (beginning_of(*doomed.file) == FileBeginning::kOther) {
@@ -231,7 +324,7 @@ Result<Doomed> take_part(const std::string& folder, const std::string& id) {
 }
 
 Status remove_part(const Doomed& doomed, const std::string& id) {
-  if (::unlinkat(doomed.directory.fd.get(), kDataName, 0) != 0) {
+  if (doomed.file && ::unlinkat(doomed.directory.fd.get(), kDataName, 0) != 0) {
     return writing_error(doomed.file->path(), errno);
   }
   if (::unlinkat(doomed.folder.fd.get(), id.c_str(), AT_REMOVEDIR) != 0) {
@@ -322,17 +415,11 @@ Result<bool> remove_unfinished(const std::vector<std::string>& folders, const st
     if (!folder || !enter_store(*folder, id)) {
       continue;  // the creation did not come to it, or that is no store's name
     }
-    if (path_exists(folder->path + "/" + id + "/" + kDataName)) {
-      HEADRACE_ASSIGN(const Doomed part, take_part(name, id));
-      if (beginning_of(*part.file) != FileBeginning::kBlank) {
-        continue;  // it says itself whose it is
-      }
-      HEADRACE_TRY(remove_part(part, id));
-    } else if (::unlinkat(folder->fd.get(), id.c_str(), AT_REMOVEDIR) != 0) {
-      return writing_error(folder->path + "/" + id, errno);
-    } else {
-      HEADRACE_TRY(sync_directory(*folder));
+    HEADRACE_ASSIGN(const Doomed part, take_part(name, id));
+    if (part.file && beginning_of(*part.file) != FileBeginning::kBlank) {
+      continue;  // it says itself whose it is
     }
+    HEADRACE_TRY(remove_part(part, id));
     removed = true;
   }
   return removed;
