@@ -18,6 +18,7 @@ namespace {
 
 constexpr std::size_t kInputOperand = 1;  // of kForward (program.hpp)
 constexpr std::size_t kSavedOperand = 3;
+constexpr double kGainMin = 0.005;  // of a step; what is less is none
 
 const char* what_of(const Instruction& instruction) {
   switch (instruction.kind) {
@@ -262,50 +263,123 @@ void add_things(const ModelSpec& model, const Plan& plan, int unit, Explanation&
   explanation.tiles = placed.tiles.size();
 }
 
-// What crosses a link for the unit in a step, of some kinds of instruction.
+// Instructions of a unit that move what could be nearer.
+struct Transfers {
+  int unit;
+  std::set<InstructionKind> kinds;
+  QueueKind queue;
+
+  [[nodiscard]] bool contain(const Instruction& instruction) const {
+    return instruction.unit == unit && instruction.queue == queue &&
+           kinds.contains(instruction.kind);
+  }
+};
+
+const char* resource_of(QueueKind queue) {
+  return queue == QueueKind::kNvme  ? "nvme"
+         : queue == QueueKind::kH2d ? "h2d"
+         : queue == QueueKind::kD2h ? "d2h"
+                                    : "cores";
+}
+
+// For how long each resource does something: a drive that reads and writes at once does so once.
+void add_busy(const Program& program,
+              const std::vector<SimulatedSpan>& spans,
+              std::map<std::string, double>& busy) {
+  std::map<std::string, std::vector<std::pair<double, double>>> times;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    times[resource_of(program.instructions[i].queue)].emplace_back(spans[i].begin, spans[i].end);
+  }
+  for (auto& [resource, of_resource] : times) {
+    std::sort(of_resource.begin(), of_resource.end());
+    double until = 0;
+    for (const auto& [begin, end] : of_resource) {
+      busy[resource] += std::max(0.0, end - std::max(begin, until));
+      until = std::max(until, end);
+    }
+  }
+}
+
+// What they move in a step, and the step without them.
 UnitBenefit spared_by(const Timeline& timeline,
-                      int unit,
-                      const std::set<InstructionKind>& kinds,
-                      const std::set<QueueKind>& queues) {
+                      const Contention& contention,
+                      const Transfers& transfers) {
   UnitBenefit benefit;
+  std::map<std::string, double> busy;
   for (const Timeline::Part& part : timeline.parts) {
-    for (const Instruction& instruction : part.program->instructions) {
-      if (instruction.unit == unit && kinds.contains(instruction.kind) &&
-          queues.contains(instruction.queue)) {
-        benefit.spares_bytes += instruction.link_bytes;
-        benefit.spares_seconds += instruction.seconds;
+    Program without = *part.program;
+    for (Instruction& instruction : without.instructions) {
+      if (transfers.contain(instruction)) {
+        benefit.spares_bytes += std::exchange(instruction.link_bytes, 0);
+        benefit.spares_seconds += std::exchange(instruction.seconds, 0);
       }
+    }
+    const Simulation step = simulate(without, contention);
+    benefit.step_seconds += step.prediction.seconds;
+    add_busy(without, step.spans, busy);
+  }
+  for (const auto& [resource, seconds] : busy) {
+    if (seconds > benefit.busiest_seconds) {
+      benefit.busiest = resource;
+      benefit.busiest_seconds = seconds;
     }
   }
   return benefit;
 }
 
-std::string stopped_by(const char* tier,
-                       std::uint64_t takes_bytes,
-                       std::uint64_t used_bytes,
-                       std::uint64_t budget_bytes) {
+std::string works(const std::string& resource) {
+  return resource == "nvme"    ? "the drive moves bytes"
+         : resource == "cores" ? "the cores work"
+         : resource == "h2d"   ? "the link to the device moves bytes"
+                               : "the link from the device moves bytes";
+}
+
+// There is room for it: what the step would be like, and what it is limited by.
+std::string gain_of(const UnitBenefit& benefit, double step_seconds) {
+  const std::string then = format_duration(benefit.step_seconds);
+  const std::string limit = fmt::format(
+      "{} for {} of it", works(benefit.busiest), format_duration(benefit.busiest_seconds));
+  if (benefit.step_seconds >= (1 - kGainMin) * step_seconds) {
+    return fmt::format("the step would still take {}: {}", then, limit);
+  }
+  return fmt::format(
+      "no plan with it that fits was found to be faster; with all else as it is the step would "
+      "come "
+      "from {} to {}: {}",
+      format_duration(step_seconds),
+      then,
+      limit);
+}
+
+std::string why_not(const UnitBenefit& benefit,
+                    double step_seconds,
+                    const char* tier,
+                    std::uint64_t used_bytes,
+                    std::uint64_t budget_bytes) {
   const std::uint64_t left = budget_bytes > used_bytes ? budget_bytes - used_bytes : 0;
-  return left < takes_bytes
-             ? fmt::format("tiers.{}_memory stops it: {} of {} are left",
-                           tier,
-                           format_bytes(left),
-                           format_bytes(budget_bytes))
-             : fmt::format("{} of tiers.{}_memory are left: the plan saw no gain in it",
-                           format_bytes(left),
-                           tier);
+  return left < benefit.takes_bytes ? fmt::format("tiers.{}_memory stops it: {} of {} are left",
+                                                  tier,
+                                                  format_bytes(left),
+                                                  format_bytes(budget_bytes))
+                                    : fmt::format("{} of tiers.{}_memory are left, but {}",
+                                                  format_bytes(left),
+                                                  tier,
+                                                  gain_of(benefit, step_seconds));
 }
 
 void add_benefits(const PlanSettings& settings,
                   const Plan& plan,
                   const Timeline& timeline,
+                  const Contention& contention,
                   int unit,
                   Explanation& explanation) {
   using enum InstructionKind;
   const UnitPlan& placed = plan.units[static_cast<std::size_t>(unit)];
-  const auto add = [&](UnitBenefit benefit,
+  const auto add = [&](const Transfers& transfers,
                        const char* what,
                        const char* tier,
                        std::uint64_t takes_bytes) {
+    UnitBenefit benefit = spared_by(timeline, contention, transfers);
     if (benefit.spares_bytes == 0 || takes_bytes == 0) {
       return;
     }
@@ -317,26 +391,27 @@ void add_benefits(const PlanSettings& settings,
     benefit.per_byte = static_cast<double>(benefit.spares_bytes) / static_cast<double>(takes_bytes);
     benefit.why_not = host && settings.place
                           ? fmt::format("tiers.place = \"{}\" says so", home_name(*settings.place))
-                          : stopped_by(tier,
-                                       takes_bytes,
-                                       host ? plan.host_arena_bytes : plan.device_arena_bytes,
-                                       host ? settings.host_memory_bytes : device_budget);
+                          : why_not(benefit,
+                                    timeline.seconds,
+                                    tier,
+                                    host ? plan.host_arena_bytes : plan.device_arena_bytes,
+                                    host ? settings.host_memory_bytes : device_budget);
     explanation.benefits.push_back(std::move(benefit));
   };
   if (placed.master < 0) {
-    add(spared_by(timeline, unit, {kReadParam, kWriteParam}, {QueueKind::kNvme}),
+    add({.unit = unit, .kinds = {kReadParam, kWriteParam}, .queue = QueueKind::kNvme},
         "weights in host memory",
         "host",
         extent_bytes(placed.param));
   }
   if (placed.state < 0) {
-    add(spared_by(timeline, unit, {kReadState, kWriteState}, {QueueKind::kNvme}),
+    add({.unit = unit, .kinds = {kReadState, kWriteState}, .queue = QueueKind::kNvme},
         "state in host memory",
         "host",
         extent_bytes(placed.state_of));
   }
   if (plan.separate_device && !placed.pinned) {
-    add(spared_by(timeline, unit, {kCopy}, {QueueKind::kH2d}),
+    add({.unit = unit, .kinds = {kCopy}, .queue = QueueKind::kH2d},
         "weights on the device",
         "device",
         static_cast<std::uint64_t>(explanation.parameters) * 4);
@@ -368,9 +443,10 @@ Result<Explanation> explain_unit(const ModelSpec& model,
   Explanation explanation;
   explanation.unit = unit;
   add_things(model, plan, index, explanation);
-  const Timeline timeline = simulate_step(plan, contention_of(machine, settings));
+  const Contention contention = contention_of(machine, settings);
+  const Timeline timeline = simulate_step(plan, contention);
   add_timeline(timeline, index, explanation);
-  add_benefits(settings, plan, timeline, index, explanation);
+  add_benefits(settings, plan, timeline, contention, index, explanation);
   return explanation;
 }
 
@@ -456,6 +532,9 @@ Json explanation_to_json(const Explanation& explanation) {
     entry.set("spares_bytes", benefit.spares_bytes);
     entry.set("spares_seconds", benefit.spares_seconds);
     entry.set("per_byte", benefit.per_byte);
+    entry.set("step_seconds", benefit.step_seconds);
+    entry.set("busiest", benefit.busiest);
+    entry.set("busiest_seconds", benefit.busiest_seconds);
     entry.set("why_not", benefit.why_not);
     benefits.push_back(std::move(entry));
   }

@@ -30,6 +30,11 @@ struct UnitBenefit {
   std::uint64_t spares_bytes = 0;  // of links, a step
   double spares_seconds = 0;       // of those links
   double per_byte = 0;             // spares_bytes / takes_bytes
+  // Of the same step without what is spared, as if nothing else changed: how long it would take,
+  // what works longest in it ("cores", "nvme", "h2d", "d2h") and for how much of that time.
+  double step_seconds = 0;
+  std::string busiest;
+  double busiest_seconds = 0;
   std::string why_not;
 };
 
