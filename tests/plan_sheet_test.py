@@ -102,7 +102,9 @@ def sheet(plan, batch):
     pinned = where(lambda unit: unit["pinned"] and unit["name"] != "embedding", 4)
     streams = any(not unit["pinned"] for unit in homes[1:])
     slots = (plan["lookahead"] + 1) * 4 * block if streams else 0
-    saved = kept * (LAYERS * alive if plan["keep_activations"] else 1)
+    shared = plan["kept_blocks"] < LAYERS  # a buffer for what is recomputed
+    turns_around = shared and alive == 1 and plan["kept_blocks"] > 0  # the last block's lies there
+    saved = kept * (plan["kept_blocks"] * alive - turns_around + shared)
     return {
         "weights": {"device": pinned + slots,
                     "host": where(lambda unit: unit["weights_in_memory"], 4), "nvme": 4 * total},

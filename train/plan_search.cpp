@@ -150,7 +150,7 @@ class Searcher {
     candidate.accumulate = variant.config.batch.accumulate;
     candidate.state = variant.config.optim.state;
     candidate.traversal = plan.traversal;
-    candidate.keep_activations = plan.keep_activations;
+    candidate.kept_blocks = plan.kept_blocks;
     candidate.host_bytes = plan.host_arena_bytes;
     candidate.device_bytes = plan.device_arena_bytes;
     candidate.units = static_cast<int>(plan.units.size());
@@ -317,7 +317,7 @@ Json search_to_json(const PlanSearch& search) {
     entry.set("accumulate", one.accumulate);
     entry.set("state", one.state);
     entry.set("traversal", plan::traversal_name(one.traversal));
-    entry.set("keep_activations", one.keep_activations);
+    entry.set("kept_blocks", one.kept_blocks);
     entry.set("host_bytes", one.host_bytes);
     entry.set("device_bytes", one.device_bytes);
     entry.set("units", one.units);

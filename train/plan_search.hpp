@@ -24,7 +24,7 @@ struct SearchCandidate {
   std::int64_t micro_batch = 0, accumulate = 0;
   std::string state;
   plan::Traversal traversal = plan::Traversal::kLayerMajor;
-  bool keep_activations = false;
+  int kept_blocks = 0;
   std::uint64_t host_bytes = 0, device_bytes = 0;  // of arenas
   int units = 0, units_on_nvme = 0;                // whose state is there
   plan::StepSummary step;

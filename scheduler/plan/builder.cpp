@@ -301,7 +301,7 @@ void Builder::backward_blocks(const Group& group) {
     for (int k = group.first; k < group.first + group.count; ++k) {
       Instruction backward = make(InstructionKind::kBackward, QueueKind::kCompute, unit, 0, k);
       backward.first = target.direct ? k == 0 : k == group.first;
-      backward.recompute = !in_.plan.keep_activations;
+      backward.recompute = is_recomputed(in_.plan, unit);
       backward.accesses = {
           read(weights.range, weights.content),
           read(activation(b, k)),
@@ -433,9 +433,7 @@ Builder::Range Builder::activation(std::size_t block, int micro_batch) const {
 }
 
 Access Builder::saved(std::size_t block, int micro_batch, AccessMode mode) const {
-  const bool kept = in_.plan.keep_activations;
-  const int buffer = kept ? in_.layout.saved[block][static_cast<std::size_t>(slot_of(micro_batch))]
-                          : in_.layout.saved_scratch;
+  const int buffer = in_.layout.saved[block][static_cast<std::size_t>(slot_of(micro_batch))];
   if (buffer < 0) {
     return {};
   }

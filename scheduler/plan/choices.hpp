@@ -33,7 +33,8 @@ struct Choices {
   int lookahead = 1;
   int staging_slots = 4;  // tiles on their way between store, optimizer and device
   std::int64_t tile_elements = 16 * kBlockElements;
-  bool keep_activations = false;
+  int kept_blocks =
+      0;  // the last ones, whose activations backward finds; the others' are recomputed
   std::vector<UnitChoice> units;
   std::shared_ptr<const std::vector<std::vector<TileSpec>>> tiles;  // by unit, of tile_elements
 };
@@ -59,8 +60,8 @@ struct BorrowedSlot {
 // absent.
 struct Layout {
   std::vector<std::vector<int>> activations;  // [block input 0..L][micro-batch slot]
-  std::vector<std::vector<int>> saved;  // [block][micro-batch slot], kept; empty: saved_scratch
-  int saved_scratch = -1;
+  // [block][micro-batch slot]; blocks that are recomputed share one buffer.
+  std::vector<std::vector<int>> saved;
   std::vector<int> gradients;   // d(activation) per micro-batch slot
   std::vector<int> head_state;  // per micro-batch slot
   int workspace = -1;

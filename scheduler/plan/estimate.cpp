@@ -108,7 +108,7 @@ class Estimate {
       forward_.cores += micro_batches() * price(InstructionKind::kForward, number, 0);
       backward_.cores +=
           training ? micro_batches() *
-                         price(InstructionKind::kBackward, number, 0, !plan_.keep_activations)
+                         price(InstructionKind::kBackward, number, 0, is_recomputed(plan_, number))
                    : 0;
     }
     const bool on_device = spec.kind != UnitKind::kEmbedding || model_.tied;

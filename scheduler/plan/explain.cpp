@@ -218,8 +218,8 @@ void add_activations(const Plan& plan, int unit, Explanation& explanation) {
       continue;
     }
     const bool saved = operand == kSavedOperand;
-    const char* how = !training                        ? "shared by all units"
-                      : saved && plan.keep_activations ? "kept for backward"
+    const char* how = !training                             ? "shared by all units"
+                      : saved && !is_recomputed(plan, unit) ? "kept for backward"
                       : saved ? "made again by backward, in memory that units share"
                               : "a checkpoint of each micro-batch";
     explanation.things.push_back(

@@ -61,6 +61,17 @@ void Filling::deepen_staging(double share) {
   choices_.staging_slots = fitting;
 }
 
+bool Filling::keep_activations() {
+  const int before = choices_.kept_blocks;
+  int fitting = before, too_many = static_cast<int>(choices_.units.size()) - 1;
+  while (fitting + 1 < too_many) {
+    choices_.kept_blocks = (fitting + too_many) / 2;
+    (fits_now() ? fitting : too_many) = choices_.kept_blocks;
+  }
+  choices_.kept_blocks = fitting;
+  return fitting > before;
+}
+
 void Filling::empty(bool state_first) {
   const std::vector<UnitChoice> none = choices_.units;
   std::vector<UnitChange> changes = residencies(settings_);

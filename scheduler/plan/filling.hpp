@@ -27,6 +27,9 @@ class Filling {
   // them, written after it.
   void deepen_staging(double share);
 
+  // Activations of as many of the last blocks as fit. True: of more than before.
+  bool keep_activations();
+
   // From everything down, what is worth least first, until it fits.
   void empty(bool state_first);
 

@@ -229,28 +229,36 @@ void place_activations(Context& context) {
   }
 }
 
+// What a block's forward leaves for its backward. The last blocks' is kept first: they are the next
+// to go backward. What is recomputed shares one buffer, and so does the last block where a
+// micro-batch turns around before the next one comes: nothing else is run forward meanwhile.
 void place_saved(Context& context) {
   const ModelSpec& model = context.model;
-  std::size_t largest = 0;
-  for (std::size_t u = 1; u + 1 < model.units.size(); ++u) {
-    largest = std::max(largest, model.units[u].cost.saved_bytes);
-  }
-  context.plan.keep_activations = context.training && context.choices.keep_activations;
-  if (context.plan.keep_activations) {
-    for (std::size_t u = 1; u + 1 < model.units.size(); ++u) {
-      std::vector<int> of_unit;
-      of_unit.reserve(static_cast<std::size_t>(context.slots));
-      for (int k = 0; k < context.slots; ++k) {
-        of_unit.push_back(context.memory.add("activations",
-                                             fmt::format("saved.{}.{}", u, k),
-                                             MemoryTier::kDevice,
-                                             model.units[u].cost.saved_bytes));
-      }
-      context.layout.saved.push_back(std::move(of_unit));
+  const std::size_t blocks = model.units.size() - 2;
+  Plan& plan = context.plan;
+  plan.kept_blocks = context.training ? context.choices.kept_blocks : 0;
+  const std::size_t first_kept = blocks - static_cast<std::size_t>(plan.kept_blocks);
+  int shared = -1;
+  if (first_kept > 0) {
+    std::size_t largest = 0;
+    for (std::size_t b = 0; b < blocks; ++b) {
+      largest = std::max(largest, model.units[b + 1].cost.saved_bytes);
     }
-  } else if (largest > 0) {
-    context.layout.saved_scratch =
-        context.memory.add("activations", "saved", MemoryTier::kDevice, largest);
+    if (largest > 0) {
+      shared = context.memory.add("activations", "saved", MemoryTier::kDevice, largest);
+    }
+  }
+  for (std::size_t b = 0; b < blocks; ++b) {
+    std::vector<int> of_block(static_cast<std::size_t>(context.slots), shared);
+    const bool turns_around = b + 1 == blocks && context.slots == 1 && shared >= 0;
+    for (int k = 0; b >= first_kept && !turns_around && k < context.slots; ++k) {
+      of_block[static_cast<std::size_t>(k)] =
+          context.memory.add("activations",
+                             fmt::format("saved.{}.{}", b + 1, k),
+                             MemoryTier::kDevice,
+                             model.units[b + 1].cost.saved_bytes);
+    }
+    context.layout.saved.push_back(std::move(of_block));
   }
 }
 

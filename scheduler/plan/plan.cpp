@@ -95,6 +95,11 @@ void build_programs(const ModelSpec& model,
   plan.evaluation = make("evaluation", {}, [](Builder& builder) { builder.evaluation(); });
 }
 
+bool is_recomputed(const Plan& plan, int unit) {
+  const int blocks = static_cast<int>(plan.units.size()) - 2;
+  return unit <= blocks - plan.kept_blocks;
+}
+
 const Prediction* find_prediction(const Plan& plan, const std::string& variant) {
   const auto found = std::find_if(
       plan.predictions.begin(), plan.predictions.end(), [&](const Prediction& prediction) {

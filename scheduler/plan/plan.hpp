@@ -119,7 +119,7 @@ struct Plan {
   StateFormat format;
   UpdateRates update_rates;  // that updates and decoding are priced with, none of them 0
   bool separate_device = false;
-  bool keep_activations = false;  // otherwise recomputed
+  int kept_blocks = 0;  // the last ones, whose activations are kept; the others' are recomputed
   // Memory.
   std::vector<Buffer> buffers;
   std::size_t device_arena_bytes = 0;  // 0 on an aliasing device
@@ -159,6 +159,9 @@ struct Plan {
 [[nodiscard]] Result<Plan> make_plan(const ModelSpec& model,
                                      const PlanSettings& settings,
                                      const MachineProfile& machine);
+
+// Whether backward makes a block's activations again.
+[[nodiscard]] bool is_recomputed(const Plan& plan, int unit);
 
 [[nodiscard]] const Prediction* find_prediction(const Plan& plan, const std::string& variant);
 

@@ -62,7 +62,7 @@ std::vector<Plan> leanest(const ModelSpec& model, const PlanSettings& settings) 
       return other.traversal == choices.traversal;
     });
     const auto size = [&](const Choices& one) {
-      return std::pair(std::pair(one.keep_activations, one.lookahead), staged_elements(model, one));
+      return std::pair(std::pair(one.kept_blocks, one.lookahead), staged_elements(model, one));
     };
     if (same == best.end()) {
       best.push_back(std::move(choices));

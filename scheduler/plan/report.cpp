@@ -44,6 +44,17 @@ void append_baseline(std::string& text, const ModelSpec& model, const StateForma
                        format.decoded ? "; decoded to 4 B each where they are used" : ""));
 }
 
+std::string activations_of(const ModelSpec& model, const Plan& plan) {
+  const std::size_t blocks = model.units.size() - 2;
+  if (plan.kept_blocks == 0) {
+    return "recomputed";
+  }
+  return static_cast<std::size_t>(plan.kept_blocks) == blocks
+             ? "kept"
+             : fmt::format(
+                   "of {} of {} blocks kept, the rest recomputed", plan.kept_blocks, blocks);
+}
+
 void append_choices(std::string& text, const ModelSpec& model, const Plan& plan) {
   int on_nvme = 0, masters = 0, pinned = 0;
   for (const UnitPlan& unit : plan.units) {
@@ -59,7 +70,7 @@ void append_choices(std::string& text, const ModelSpec& model, const Plan& plan)
                        model.seq_len,
                        traversal_name(plan.traversal),
                        update_name(plan.update),
-                       plan.keep_activations ? "kept" : "recomputed"));
+                       activations_of(model, plan)));
   add_line(text,
            "placement",
            fmt::format("{} units: state of {} on nvme, weights of {} in memory, {} pinned on the "

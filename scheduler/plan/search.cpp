@@ -80,6 +80,13 @@ std::int64_t count_instructions(const ModelSpec& model, const Choices& choices) 
   return kPerTile * tiles * streams + kPerPass * passes;
 }
 
+// Blocks whose activations are kept for nothing: where a micro-batch turns around before the next
+// one comes, the last one's lie in the buffer that the others share.
+int least_kept(const ModelSpec& model, Traversal traversal) {
+  const bool turns_around = traversal == Traversal::kBatchMajor || model.accumulate == 1;
+  return turns_around && model.units.size() > 2 ? 1 : 0;
+}
+
 }  // namespace
 
 std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& settings) {
@@ -102,9 +109,12 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
     choices.units = base_units(model, settings);
     by_tile.push_back(std::move(choices));
   }
+  const int blocks = static_cast<int>(model.units.size()) - 2;
+  const bool training = settings.purpose == Purpose::kTrain;
   std::vector<Choices> all;
   for (const Traversal traversal : traversals) {
-    for (const bool keep : {true, false}) {
+    for (const int kept :
+         training ? std::vector{blocks, least_kept(model, traversal)} : std::vector{0}) {
       for (const int lookahead : lookaheads) {
         for (const Choices& tiled : by_tile) {
           Choices choices = tiled;
@@ -114,12 +124,9 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
           // written.
           choices.staging_slots =
               tiled.tile_elements > 4 * kBlockElements ? 2 + lookahead : 2 * (1 + lookahead);
-          choices.keep_activations = keep && settings.purpose == Purpose::kTrain;
+          choices.kept_blocks = kept;
           all.push_back(choices);
         }
-      }
-      if (settings.purpose != Purpose::kTrain) {
-        break;  // nothing to keep
       }
     }
   }
@@ -157,8 +164,7 @@ struct Ranked {
 
 bool same_memory(const Choices& a, const Choices& b) {
   return a.tiles == b.tiles && a.traversal == b.traversal && a.lookahead == b.lookahead &&
-         a.keep_activations == b.keep_activations && a.staging_slots == b.staging_slots &&
-         a.units == b.units;
+         a.kept_blocks == b.kept_blocks && a.staging_slots == b.staging_slots && a.units == b.units;
 }
 
 // Where filling starts: with the least residency, with the least memory, and with everything of one
@@ -211,6 +217,32 @@ std::vector<FillingOrder> filling_orders(const PlanSettings& settings, bool thor
   return orders;
 }
 
+// The sets of choices to fill. Where there is no room to keep all activations, as many as fit stand
+// in for them, and half as many, which leaves room for weights and state.
+std::vector<Choices> keeping_what_fits(const ModelSpec& model, const PlanSettings& settings) {
+  std::vector<Choices> all;
+  for (const Choices& choices : enumerate(model, settings)) {
+    const int least =
+        settings.purpose == Purpose::kTrain ? least_kept(model, choices.traversal) : 0;
+    Choices fewer = choices;
+    fewer.kept_blocks = least;
+    const bool room_for_least = choices.kept_blocks > least &&
+                                fits(lay_out_candidate(model, settings, fewer).plan, settings);
+    if (!room_for_least || fits(lay_out_candidate(model, settings, choices).plan, settings)) {
+      all.push_back(choices);
+      continue;
+    }
+    Filling(model, settings, fewer).keep_activations();
+    for (const int kept : {fewer.kept_blocks, fewer.kept_blocks / 2}) {
+      if (kept > least) {
+        all.push_back(choices);
+        all.back().kept_blocks = kept;
+      }
+    }
+  }
+  return all;
+}
+
 // Those that fit, filled; the most promising ones, in the order of enumerate.
 std::vector<Ranked> promising(const ModelSpec& model,
                               const PlanSettings& settings,
@@ -229,7 +261,8 @@ std::vector<Ranked> promising(const ModelSpec& model,
     all.push_back(
         {.choices = choices, .estimate_seconds = seconds, .number = all.size(), .group = group});
   };
-  for (const Choices& choices : enumerate(model, settings)) {
+  const bool training = settings.purpose == Purpose::kTrain;
+  for (const Choices& choices : keeping_what_fits(model, settings)) {
     constexpr std::int64_t kFewInstructions = 5'000;
     const bool thorough =
         few_units(model) && count_instructions(model, choices) <= kFewInstructions;
@@ -238,12 +271,18 @@ std::vector<Ranked> promising(const ModelSpec& model,
         Choices filled = start;
         Filling filling(model, settings, filled);
         filling.run(order);
-        if (thorough) {
-          add(filled);
-        }
         // What is left makes room for tiles to be read ahead and written late.
-        filling.deepen_staging(1);
-        add(filled);
+        const auto add_deepened = [&](Choices one) {
+          if (thorough) {
+            add(one);
+          }
+          Filling(model, settings, one).deepen_staging(1);
+          add(one);
+        };
+        add_deepened(filled);
+        if (training && filling.keep_activations()) {
+          add_deepened(filled);
+        }
       }
     }
     ++group;
