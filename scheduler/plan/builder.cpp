@@ -41,7 +41,7 @@ void Builder::training_step(bool held, const StagedTiles& next) {
   // once the last unit has been updated.
   const bool free_in_backward = !in_.plan.separate_device && !in_.plan.format.decoded;
   for (const Group& group : groups()) {
-    forward_blocks(group);
+    forward_blocks(group, true);
     head(group, true);
     if (group.first == 0 && free_in_backward) {
       prefetch(next);
@@ -84,7 +84,7 @@ void Builder::evaluation() {
   gather();
   copy_inputs();
   for (const Group& group : groups()) {
-    forward_blocks(group);
+    forward_blocks(group, false);
     head(group, false);
   }
 }
@@ -141,15 +141,37 @@ void Builder::copy_inputs() {
   emit(std::move(instruction));
 }
 
-void Builder::forward_blocks(const Group& group) {
-  if (in_.plan.separate_device) {
-    for (int k = group.first; k < group.first + group.count; ++k) {
-      Instruction copy = make(InstructionKind::kCopy, QueueKind::kH2d, -1, 0, k);
-      const std::size_t bytes = in_.model.activation_bytes();
-      copy.accesses = {read({in_.plan.tokens_x, static_cast<std::size_t>(k) * bytes, bytes}),
-                       write(activation(0, k))};
-      emit(std::move(copy));
-    }
+// Between the device and where a block's input is on the host.
+void Builder::copy_input(std::size_t block, int micro_batch, QueueKind queue) {
+  const std::size_t bytes = in_.model.activation_bytes();
+  const Range host =
+      block == 0
+          ? Range{in_.plan.tokens_x, static_cast<std::size_t>(micro_batch) * bytes, bytes}
+          : whole(in_.layout.offloaded[block][static_cast<std::size_t>(slot_of(micro_batch))]);
+  const Range device = activation(block, micro_batch);
+  Instruction copy = make(InstructionKind::kCopy, queue, -1, 0, micro_batch);
+  copy.accesses = queue == QueueKind::kH2d ? std::vector{read(host), write(device)}
+                                           : std::vector{read(device), write(host)};
+  emit(std::move(copy));
+}
+
+void Builder::offload_input(const Group& group, std::size_t block) {
+  for (int k = group.first; block < in_.layout.offloaded.size() && k < group.first + group.count;
+       ++k) {
+    copy_input(block, k, QueueKind::kD2h);
+  }
+}
+
+void Builder::fetch_input(const Group& group, std::size_t block) {
+  for (int k = group.first; block < in_.layout.offloaded.size() && k < group.first + group.count;
+       ++k) {
+    copy_input(block, k, QueueKind::kH2d);
+  }
+}
+
+void Builder::forward_blocks(const Group& group, bool backward_follows) {
+  for (int k = group.first; in_.plan.separate_device && k < group.first + group.count; ++k) {
+    copy_input(0, k, QueueKind::kH2d);
   }
   const std::size_t blocks = in_.model.units.size() - 2;
   for (std::size_t b = 0; b < blocks; ++b) {
@@ -163,6 +185,9 @@ void Builder::forward_blocks(const Group& group) {
                           saved(b, k, AccessMode::kWrite),
                           update(whole(in_.layout.workspace))};
       emit(std::move(forward));
+    }
+    if (backward_follows) {
+      offload_input(group, b + 1);
     }
   }
 }
@@ -298,6 +323,11 @@ void Builder::backward_blocks(const Group& group) {
     const PieceSpec& piece = in_.model.units[b + 1].pieces.front();
     const Weights weights = ensure(unit, 0);
     const GradientTarget target = gradient_target(unit, piece);
+    // As far ahead as weights are: its place was that of what the block before this one has made
+    // again, or of the model's output.
+    if (const auto ahead = static_cast<std::size_t>(in_.plan.lookahead); b >= ahead) {
+      fetch_input(group, b - ahead);
+    }
     for (int k = group.first; k < group.first + group.count; ++k) {
       Instruction backward = make(InstructionKind::kBackward, QueueKind::kCompute, unit, 0, k);
       backward.first = target.direct ? k == 0 : k == group.first;
@@ -309,8 +339,8 @@ void Builder::backward_blocks(const Group& group) {
           update(whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))])),
           target.present ? update(target.range) : Access{},
           update(whole(in_.layout.workspace)),
-          // Recompute writes its output where forward wrote it: the same values, into memory
-          // nothing else needs any more.
+          // Recompute writes its output where forward wrote it: the same values, or with offloaded
+          // inputs where nothing else is meanwhile.
           backward.recompute ? write(activation(b + 1, k)) : Access{}};
       emit(std::move(backward));
     }

@@ -126,7 +126,10 @@ class Builder {
   // The step.
   void gather();
   void copy_inputs();
-  void forward_blocks(const Group& group);
+  void forward_blocks(const Group& group, bool backward_follows);
+  void copy_input(std::size_t block, int micro_batch, QueueKind queue);
+  void offload_input(const Group& group, std::size_t block);
+  void fetch_input(const Group& group, std::size_t block);
   void head(const Group& group, bool backward);
   void head_scores(const Group& group);
   void head_gradients(const Group& group);

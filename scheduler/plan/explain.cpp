@@ -221,7 +221,9 @@ void add_activations(const Plan& plan, int unit, Explanation& explanation) {
     const char* how = !training                             ? "shared by all units"
                       : saved && !is_recomputed(plan, unit) ? "kept for backward"
                       : saved ? "made again by backward, in memory that units share"
-                              : "a checkpoint of each micro-batch";
+                      : plan.offload_inputs
+                          ? "a checkpoint of each micro-batch, offloaded meanwhile"
+                          : "a checkpoint of each micro-batch";
     explanation.things.push_back(
         {.what = what, .where = tier_of(plan, *buffers.begin()), .bytes = bytes, .how = how});
   }

@@ -124,6 +124,8 @@ void place_extents(Context& context, std::size_t u, MemoryTier tier, UnitPlan& u
   const bool master = context.choices.units[u].master_in_memory;
   const bool state = context.training && trainable(unit) && unit.home != Home::kNvme;
   std::size_t param_bytes = 0, state_bytes = 0;
+  unit.param.reserve(unit.tiles.size());
+  unit.state_of.reserve(unit.tiles.size());
   for (const TileSpec& tile : unit.tiles) {
     TilePlace param{.buffer = -1, .offset = param_bytes, .bytes = format.param_extent_bytes(tile)};
     // Frozen floats beside decoded ones are where the kernels read them, and nowhere else.
@@ -205,6 +207,10 @@ void place_activations(Context& context) {
   plan.tokens_x =
       context.memory.add("activations", "embedding.x", MemoryTier::kHost, bytes * accumulate);
   layout.activations.resize(blocks + 1);
+  // Beside a block's input and output, one for each that is on its way back ahead of its block.
+  const std::size_t levels = static_cast<std::size_t>(context.choices.lookahead) + 2;
+  plan.offload_inputs = context.training && context.choices.offload_inputs && levels <= blocks;
+  layout.levels = plan.offload_inputs ? levels : 0;
   // On an aliasing device the embedding's output is the first block's input, where it lies.
   const std::size_t first_own = context.settings.separate_device ? 0 : 1;
   for (std::size_t u = first_own; u <= blocks; ++u) {
@@ -213,9 +219,21 @@ void place_activations(Context& context) {
           layout.activations[u - 2];  // without a backward pass two in turn are enough
       continue;
     }
+    if (plan.offload_inputs && u >= levels) {
+      layout.activations[u] = layout.activations[u - levels];
+      continue;
+    }
     for (int k = 0; k < context.slots; ++k) {
       layout.activations[u].push_back(context.memory.add(
           "activations", fmt::format("activation.{}.{}", u, k), MemoryTier::kDevice, bytes));
+    }
+  }
+  // What the last levels hold as backward begins never leaves, and input 0 is on the host.
+  layout.offloaded.resize(plan.offload_inputs ? blocks + 1 - levels : 0);
+  for (std::size_t u = 1; u < layout.offloaded.size(); ++u) {
+    for (int k = 0; k < context.slots; ++k) {
+      layout.offloaded[u].push_back(context.memory.add(
+          "activations", fmt::format("offloaded.{}.{}", u, k), MemoryTier::kHost, bytes));
     }
   }
   if (context.training) {

@@ -119,6 +119,7 @@ struct Plan {
   StateFormat format;
   UpdateRates update_rates;  // that updates and decoding are priced with, none of them 0
   bool separate_device = false;
+  bool offload_inputs = false;  // of blocks, to host memory, where they wait for backward
   int kept_blocks = 0;  // the last ones, whose activations are kept; the others' are recomputed
   // Memory.
   std::vector<Buffer> buffers;

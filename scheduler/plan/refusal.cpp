@@ -54,12 +54,12 @@ std::int64_t staged_elements(const ModelSpec& model, const Choices& choices) {
   return choices.staging_slots * std::min(choices.tile_elements, largest);
 }
 
-// For each traversal the plan with the least memory.
+// For each traversal, with inputs offloaded or not, the plan with the least memory.
 std::vector<Plan> leanest(const ModelSpec& model, const PlanSettings& settings) {
   std::vector<Choices> best;
   for (Choices& choices : enumerate(model, settings)) {
     const auto same = std::find_if(best.begin(), best.end(), [&](const Choices& other) {
-      return other.traversal == choices.traversal;
+      return other.traversal == choices.traversal && other.offload_inputs == choices.offload_inputs;
     });
     const auto size = [&](const Choices& one) {
       return std::pair(std::pair(one.kept_blocks, one.lookahead), staged_elements(model, one));

@@ -64,13 +64,14 @@ void append_choices(std::string& text, const ModelSpec& model, const Plan& plan)
   }
   add_line(text,
            "step",
-           fmt::format("{} micro-batch(es) of {} x {}, {}, update {}, activations {}",
+           fmt::format("{} micro-batch(es) of {} x {}, {}, update {}, activations {}{}",
                        model.accumulate,
                        model.micro_batch,
                        model.seq_len,
                        traversal_name(plan.traversal),
                        update_name(plan.update),
-                       activations_of(model, plan)));
+                       activations_of(model, plan),
+                       plan.offload_inputs ? "; inputs of blocks offloaded to the host" : ""));
   add_line(text,
            "placement",
            fmt::format("{} units: state of {} on nvme, weights of {} in memory, {} pinned on the "

@@ -126,6 +126,11 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
               tiled.tile_elements > 4 * kBlockElements ? 2 + lookahead : 2 * (1 + lookahead);
           choices.kept_blocks = kept;
           all.push_back(choices);
+          // Tiles and activations have nothing to do with each other: one size of tiles will do.
+          if (training && settings.separate_device && &tiled == &by_tile.front()) {
+            choices.offload_inputs = true;
+            all.push_back(choices);
+          }
         }
       }
     }
@@ -164,7 +169,8 @@ struct Ranked {
 
 bool same_memory(const Choices& a, const Choices& b) {
   return a.tiles == b.tiles && a.traversal == b.traversal && a.lookahead == b.lookahead &&
-         a.kept_blocks == b.kept_blocks && a.staging_slots == b.staging_slots && a.units == b.units;
+         a.kept_blocks == b.kept_blocks && a.offload_inputs == b.offload_inputs &&
+         a.staging_slots == b.staging_slots && a.units == b.units;
 }
 
 // Where filling starts: with the least residency, with the least memory, and with everything of one
@@ -221,7 +227,8 @@ std::vector<FillingOrder> filling_orders(const PlanSettings& settings, bool thor
 // in for them, and half as many, which leaves room for weights and state.
 std::vector<Choices> keeping_what_fits(const ModelSpec& model, const PlanSettings& settings) {
   std::vector<Choices> all;
-  for (const Choices& choices : enumerate(model, settings)) {
+  const std::vector<Choices> all_choices = enumerate(model, settings);
+  for (const Choices& choices : all_choices) {
     const int least =
         settings.purpose == Purpose::kTrain ? least_kept(model, choices.traversal) : 0;
     Choices fewer = choices;
@@ -233,7 +240,8 @@ std::vector<Choices> keeping_what_fits(const ModelSpec& model, const PlanSetting
       continue;
     }
     Filling(model, settings, fewer).keep_activations();
-    for (const int kept : {fewer.kept_blocks, fewer.kept_blocks / 2}) {
+    const bool first = choices.tiles == all_choices.front().tiles;
+    for (const int kept : {fewer.kept_blocks, first ? fewer.kept_blocks / 2 : 0}) {
       if (kept > least) {
         all.push_back(choices);
         all.back().kept_blocks = kept;

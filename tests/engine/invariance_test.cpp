@@ -111,6 +111,39 @@ TEST_P(Invariance, SmallestHostBudgetAndALittleMore) {
   EXPECT_GT(read_bytes_before, 0U);
 }
 
+// From the least device memory on: first inputs of blocks wait on the host, then activations of
+// more and more blocks are kept.
+TEST_P(Invariance, ActivationsOfSomeBlocks) {
+  RunOptions options = base();
+  options.architecture.layers = 5;
+  options.steps = 2;
+  const RunRecord expected = run_engine(options);
+  options.settings.separate_device = true;
+  options.settings.place = plan::Home::kHost;
+  options.settings.lookahead = 1;
+  const RunRecord ample = run_engine(options);
+  EXPECT_EQ(ample.plan.kept_blocks, 5);
+  EXPECT_FALSE(ample.plan.offload_inputs);
+  expect_same_bits(expected, ample, "all kept");
+  const std::size_t smallest = smallest_device_bytes(options);
+  bool offloaded = false, some = false;
+  for (const double share : {0.0, 0.1, 0.2, 0.3, 0.45, 0.6, 0.8}) {
+    options.settings.device_memory_bytes =
+        smallest +
+        static_cast<std::size_t>(share * static_cast<double>(ample.device_arena_bytes - smallest));
+    const RunRecord record = run_engine(options);
+    EXPECT_LE(record.device_arena_bytes, *options.settings.device_memory_bytes);
+    expect_same_bits(expected,
+                     record,
+                     "activations of " + std::to_string(record.plan.kept_blocks) + " blocks kept" +
+                         (record.plan.offload_inputs ? ", inputs offloaded" : ""));
+    offloaded = offloaded || record.plan.offload_inputs;
+    some = some || (record.plan.kept_blocks > 1 && record.plan.kept_blocks < 5);
+  }
+  EXPECT_TRUE(offloaded);
+  EXPECT_TRUE(some);
+}
+
 TEST_P(Invariance, OptimizerThreadsAndTiles) {
   for (const int threads : {1, 3}) {
     for (const int blocks : {1, 5}) {
