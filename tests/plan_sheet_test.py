@@ -102,6 +102,11 @@ def sheet(plan, batch):
     pinned = where(lambda unit: unit["pinned"] and unit["name"] != "embedding", 4)
     streams = any(not unit["pinned"] for unit in homes[1:])
     slots = (plan["lookahead"] + 1) * 4 * block if streams else 0
+    # With offloaded inputs those of the block at work, its output, and what is on its way back.
+    levels = plan["lookahead"] + 2 if plan["offload_inputs"] else LAYERS + 1
+    offloaded = (LAYERS - levels) * alive if plan["offload_inputs"] else 0
+    # Gradients that the host adds to stay floats.
+    held = 4 if plan["traversal"] == "batch-major" and batch["accumulate"] > 1 else 2
     shared = plan["kept_blocks"] < LAYERS  # a buffer for what is recomputed
     turns_around = shared and alive == 1 and plan["kept_blocks"] > 0  # the last block's lies there
     saved = kept * (plan["kept_blocks"] * alive - turns_around + shared)
@@ -109,12 +114,12 @@ def sheet(plan, batch):
         "weights": {"device": pinned + slots,
                     "host": where(lambda unit: unit["weights_in_memory"], 4), "nvme": 4 * total},
         "gradients": {"device": 2 * 4 * block, "nvme": 0,
-                      "host": 2 * total + 4 * HIDDEN * min(VOCAB, rows * batch["accumulate"])},
+                      "host": held * total + 4 * HIDDEN * min(VOCAB, rows * batch["accumulate"])},
         "state": {"device": 0, "host": where(lambda unit: unit["state_home"] != "nvme", 8),
                   "nvme": 8 * total},
         "commits": {"device": 0, "host": 0, "nvme": 12 * total},
-        "activations": {"device": (LAYERS + 2) * alive * activation + saved, "nvme": 0,
-                        "host": activation * batch["accumulate"] + activation},
+        "activations": {"device": (levels + 1) * alive * activation + saved, "nvme": 0,
+                        "host": activation * (batch["accumulate"] + 1 + offloaded)},
         "logits": {"device": alive * activation, "host": 0, "nvme": 0},
         "workspace": {"device": 4 * rows * (2 * FFN + HIDDEN), "host": 0, "nvme": 0},
     }
