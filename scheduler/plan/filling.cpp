@@ -52,24 +52,52 @@ void Filling::deepen_staging(double share) {
     }
   }
   const auto wanted = static_cast<std::size_t>(share * static_cast<double>(streamed));
-  int fitting = choices_.staging_slots;
-  int too_many = static_cast<int>(std::min(wanted, kStagingSlotsMax)) + 1;
-  while (fitting + 1 < too_many) {
-    choices_.staging_slots = (fitting + too_many) / 2;
-    (fits_now() ? fitting : too_many) = choices_.staging_slots;
-  }
-  choices_.staging_slots = fitting;
+  raise(&Choices::staging_slots, static_cast<int>(std::min(wanted, kStagingSlotsMax)));
 }
 
 bool Filling::keep_activations() {
   const int before = choices_.kept_blocks;
-  int fitting = before, too_many = static_cast<int>(choices_.units.size()) - 1;
-  while (fitting + 1 < too_many) {
-    choices_.kept_blocks = (fitting + too_many) / 2;
-    (fits_now() ? fitting : too_many) = choices_.kept_blocks;
+  raise(&Choices::kept_blocks, static_cast<int>(choices_.units.size()) - 2);
+  return choices_.kept_blocks > before;
+}
+
+// To the largest count up to `most` that fits; the present one does. Memory grows evenly with it
+// but for what is shared and rounded, so few layouts find it.
+void Filling::raise(int Choices::*count, int most) {
+  int fitting = choices_.*count;
+  if (most <= fitting) {
+    return;
   }
-  choices_.kept_blocks = fitting;
-  return fitting > before;
+  const Plan lower = laid_out();
+  choices_.*count = most;
+  const Plan upper = laid_out();
+  if (fits(upper, settings_)) {
+    return;
+  }
+  double share = 1;  // of the way to `most`
+  const auto limit = [&](std::size_t lower_bytes, std::size_t upper_bytes, std::size_t budget) {
+    if (upper_bytes > std::max(lower_bytes, budget)) {
+      const auto room = static_cast<double>(budget - std::min(budget, lower_bytes));
+      share = std::min(share, room / static_cast<double>(upper_bytes - lower_bytes));
+    }
+  };
+  limit(lower.host_arena_bytes, upper.host_arena_bytes, settings_.host_memory_bytes);
+  if (settings_.separate_device) {
+    limit(lower.device_arena_bytes,
+          upper.device_arena_bytes,
+          settings_.device_memory_bytes.value_or(settings_.device_available_bytes));
+  }
+  int too_many = most;
+  int probe = fitting + static_cast<int>(share * (most - fitting));
+  constexpr int kNeighbours = 3;  // of the guess, before the rest is halved
+  for (int round = 0; fitting + 1 < too_many; ++round) {
+    probe = std::clamp(probe, fitting + 1, too_many - 1);
+    choices_.*count = probe;
+    const bool fit = fits_now();
+    (fit ? fitting : too_many) = probe;
+    probe = round < kNeighbours ? probe + (fit ? 1 : -1) : (fitting + too_many) / 2;
+  }
+  choices_.*count = fitting;
 }
 
 void Filling::empty(bool state_first) {

@@ -36,6 +36,7 @@ class Filling {
  private:
   [[nodiscard]] Plan laid_out() const;
   [[nodiscard]] bool fits_now() const;
+  void raise(int Choices::*count, int most);
   void turn_on(const UnitChange& change);
   void turn_on_run(const UnitChange& change, std::size_t begin, std::size_t end);
   void turn_on_best(const UnitChange& change);

@@ -74,6 +74,11 @@ class Memory {
   bool separate_;
 };
 
+// What the tiles that are on their way need at most.
+struct StagingSizes {
+  std::size_t param = 0, state = 0, decoded = 0;
+};
+
 struct Context {
   const ModelSpec& model;
   const PlanSettings& settings;
@@ -83,6 +88,7 @@ struct Context {
   Memory memory;
   bool training;
   int slots;  // micro-batches whose activations are alive together
+  StagingSizes staging = {};
 };
 
 bool trainable(const UnitPlan& unit) {
@@ -147,14 +153,29 @@ void place_extents(Context& context, std::size_t u, MemoryTier tier, UnitPlan& u
   if (state) {
     unit.state = context.memory.add("state", spec.name + ".state", tier, state_bytes);
   }
+  if (unit.pinned && unit.weights < 0) {
+    unit.weights = unit.master;
+  }
+  // Decoded into the place of use where the host can write there; the lookup of the embedding has
+  // none, unless its weights are kept.
+  const bool direct =
+      context.settings.separate_device ? unit.home == Home::kDevice : u != 0 || unit.weights >= 0;
+  StagingSizes& staging = context.staging;
   for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
+    const TileSpec& tile = unit.tiles[t];
     if (unit.param[t].buffer < 0) {
       unit.param[t].buffer = unit.master;
     }
-    unit.state_of[t].buffer = unit.tiles[t].frozen ? -1 : unit.state;
-  }
-  if (unit.pinned && unit.weights < 0) {
-    unit.weights = unit.master;
+    unit.state_of[t].buffer = tile.frozen ? -1 : unit.state;
+    if (unit.param[t].buffer < 0) {
+      staging.param = std::max(staging.param, unit.param[t].bytes);
+    }
+    if (context.training && unit.state < 0) {
+      staging.state = std::max(staging.state, unit.state_of[t].bytes);
+    }
+    if (!direct && format.decodes(tile)) {
+      staging.decoded = std::max(staging.decoded, fp32_bytes(tile.elements));
+    }
   }
 }
 
@@ -352,33 +373,6 @@ void place_row_accumulators(Context& context) {
                                                      fp32_bytes(slots * context.model.hidden));
 }
 
-// What the tiles that are on their way need at most.
-struct StagingSizes {
-  std::size_t param = 0, state = 0, decoded = 0;
-};
-
-StagingSizes staging_sizes(const Context& context) {
-  StagingSizes sizes;
-  for (std::size_t u = 0; u < context.model.units.size(); ++u) {
-    const UnitPlan& unit = context.plan.units[u];
-    // Decoded into the place of use where the host can write there; the lookup of the embedding
-    // has none, unless its weights are kept.
-    const bool direct =
-        context.settings.separate_device ? unit.home == Home::kDevice : u != 0 || unit.weights >= 0;
-    for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
-      const TileSpec& tile = unit.tiles[t];
-      sizes.param = std::max(sizes.param, unit.param[t].buffer < 0 ? unit.param[t].bytes : 0);
-      sizes.state =
-          std::max(sizes.state,
-                   context.training && unit.state < 0 ? unit.state_of[t].bytes : std::size_t{0});
-      if (context.settings.format.decodes(tile) && !direct) {
-        sizes.decoded = std::max(sizes.decoded, fp32_bytes(tile.elements));
-      }
-    }
-  }
-  return sizes;
-}
-
 // A slot for the state of a tile in the memory of gradients: of units that update on the host, in
 // the order of updates. Those of a tied matrix are written at the turning point already.
 void lend_gradients(Context& context, std::size_t slot_bytes) {
@@ -417,7 +411,7 @@ void lend_gradients(Context& context, std::size_t slot_bytes) {
 
 // Tiles on their way between the store, the optimizer and the device.
 void place_staging(Context& context) {
-  const StagingSizes sizes = staging_sizes(context);
+  const StagingSizes& sizes = context.staging;
   Layout& layout = context.layout;
   const bool staged = sizes.param > 0 || sizes.state > 0;
   const int slots = context.choices.staging_slots;

@@ -126,8 +126,10 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
               tiled.tile_elements > 4 * kBlockElements ? 2 + lookahead : 2 * (1 + lookahead);
           choices.kept_blocks = kept;
           all.push_back(choices);
-          // Tiles and activations have nothing to do with each other: one size of tiles will do.
-          if (training && settings.separate_device && &tiled == &by_tile.front()) {
+          // For want of memory: then with few slots; and one size of tiles, which have nothing to
+          // do with it.
+          if (training && settings.separate_device && &tiled == &by_tile.front() &&
+              lookahead == lookaheads.back()) {
             choices.offload_inputs = true;
             all.push_back(choices);
           }
@@ -301,21 +303,25 @@ std::vector<Ranked> promising(const ModelSpec& model,
   // An estimate tells residency better than it tells tiles and orders of work: of each of these the
   // best comes first.
   std::set<std::size_t> seen;
-  std::stable_partition(
+  const auto others = std::stable_partition(
       all.begin(), all.end(), [&](const Ranked& one) { return seen.insert(one.group).second; });
-  constexpr std::int64_t kInstructionsMax = 100'000;
+  const auto firsts = static_cast<std::size_t>(others - all.begin());
+  // The best in any case; then whatever there is still room for.
+  constexpr std::int64_t kInstructionsMax = 100'000, kInstructionsOfFirstsMax = 600'000;
   std::int64_t instructions = 0;
-  std::size_t kept = 0;
-  for (; kept < all.size(); ++kept) {
-    instructions += count_instructions(model, all[kept].choices);
-    if (kept > 0 && instructions > kInstructionsMax) {
-      break;
+  std::vector<Ranked> simulated;
+  for (std::size_t i = 0; i < all.size(); ++i) {
+    const std::int64_t more = count_instructions(model, all[i].choices);
+    if (i == 0 ||
+        instructions + more <= (i < firsts ? kInstructionsOfFirstsMax : kInstructionsMax)) {
+      instructions += more;
+      simulated.push_back(std::move(all[i]));
     }
   }
-  all.resize(kept);
-  std::sort(
-      all.begin(), all.end(), [](const Ranked& a, const Ranked& b) { return a.number < b.number; });
-  return all;
+  std::sort(simulated.begin(), simulated.end(), [](const Ranked& a, const Ranked& b) {
+    return a.number < b.number;
+  });
+  return simulated;
 }
 
 }  // namespace
