@@ -80,6 +80,14 @@ std::int64_t count_instructions(const ModelSpec& model, const Choices& choices) 
   return kPerTile * tiles * streams + kPerPass * passes;
 }
 
+// Whether a way with activations is tried with these tiles: where laying out takes long only with
+// those of the first choice, since the two have little to do with each other. Otherwise with all: a
+// run that goes on has the tiles of its store, and is to find the plan that it had.
+bool tried_with(const ModelSpec& model, const Choices& choices, const Choices& first) {
+  constexpr std::int64_t kManyInstructions = 100'000;
+  return choices.tiles == first.tiles || count_instructions(model, first) < kManyInstructions;
+}
+
 // Blocks whose activations are kept for nothing: where a micro-batch turns around before the next
 // one comes, the last one's lie in the buffer that the others share.
 int least_kept(const ModelSpec& model, Traversal traversal) {
@@ -126,10 +134,9 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
               tiled.tile_elements > 4 * kBlockElements ? 2 + lookahead : 2 * (1 + lookahead);
           choices.kept_blocks = kept;
           all.push_back(choices);
-          // For want of memory: then with few slots; and one size of tiles, which have nothing to
-          // do with it.
-          if (training && settings.separate_device && &tiled == &by_tile.front() &&
-              lookahead == lookaheads.back()) {
+          // For want of memory, and so with few slots.
+          if (training && settings.separate_device && lookahead == lookaheads.back() &&
+              tried_with(model, tiled, by_tile.front())) {
             choices.offload_inputs = true;
             all.push_back(choices);
           }
@@ -242,8 +249,8 @@ std::vector<Choices> keeping_what_fits(const ModelSpec& model, const PlanSetting
       continue;
     }
     Filling(model, settings, fewer).keep_activations();
-    const bool first = choices.tiles == all_choices.front().tiles;
-    for (const int kept : {fewer.kept_blocks, first ? fewer.kept_blocks / 2 : 0}) {
+    const bool half = tried_with(model, choices, all_choices.front());
+    for (const int kept : {fewer.kept_blocks, half ? fewer.kept_blocks / 2 : 0}) {
       if (kept > least) {
         all.push_back(choices);
         all.back().kept_blocks = kept;
