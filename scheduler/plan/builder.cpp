@@ -155,17 +155,11 @@ void Builder::copy_input(std::size_t block, int micro_batch, QueueKind queue) {
   emit(std::move(copy));
 }
 
-void Builder::offload_input(const Group& group, std::size_t block) {
+// Of a block whose input is offloaded; the others' stay where they are.
+void Builder::copy_offloaded(const Group& group, std::size_t block, QueueKind queue) {
   for (int k = group.first; block < in_.layout.offloaded.size() && k < group.first + group.count;
        ++k) {
-    copy_input(block, k, QueueKind::kD2h);
-  }
-}
-
-void Builder::fetch_input(const Group& group, std::size_t block) {
-  for (int k = group.first; block < in_.layout.offloaded.size() && k < group.first + group.count;
-       ++k) {
-    copy_input(block, k, QueueKind::kH2d);
+    copy_input(block, k, queue);
   }
 }
 
@@ -187,7 +181,7 @@ void Builder::forward_blocks(const Group& group, bool backward_follows) {
       emit(std::move(forward));
     }
     if (backward_follows) {
-      offload_input(group, b + 1);
+      copy_offloaded(group, b + 1, QueueKind::kD2h);
     }
   }
 }
@@ -326,7 +320,7 @@ void Builder::backward_blocks(const Group& group) {
     // As far ahead as weights are: its place was that of what the block before this one has made
     // again, or of the model's output.
     if (const auto ahead = static_cast<std::size_t>(in_.plan.lookahead); b >= ahead) {
-      fetch_input(group, b - ahead);
+      copy_offloaded(group, b - ahead, QueueKind::kH2d);
     }
     for (int k = group.first; k < group.first + group.count; ++k) {
       Instruction backward = make(InstructionKind::kBackward, QueueKind::kCompute, unit, 0, k);

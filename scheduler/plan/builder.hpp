@@ -128,8 +128,7 @@ class Builder {
   void copy_inputs();
   void forward_blocks(const Group& group, bool backward_follows);
   void copy_input(std::size_t block, int micro_batch, QueueKind queue);
-  void offload_input(const Group& group, std::size_t block);
-  void fetch_input(const Group& group, std::size_t block);
+  void copy_offloaded(const Group& group, std::size_t block, QueueKind queue);
   void head(const Group& group, bool backward);
   void head_scores(const Group& group);
   void head_gradients(const Group& group);

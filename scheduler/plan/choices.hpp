@@ -33,8 +33,7 @@ struct Choices {
   int lookahead = 1;
   int staging_slots = 4;  // tiles on their way between store, optimizer and device
   std::int64_t tile_elements = 16 * kBlockElements;
-  int kept_blocks =
-      0;  // the last ones, whose activations backward finds; the others' are recomputed
+  int kept_blocks = 0;  // the last ones: backward finds their activations, others are recomputed
   // Separate device: inputs of blocks wait for backward in host memory (deep models; Layout).
   bool offload_inputs = false;
   std::vector<UnitChoice> units;
@@ -61,11 +60,10 @@ struct BorrowedSlot {
 // Indices in Plan::buffers of what the programs use, beside what Plan itself names. -1 or empty:
 // absent.
 struct Layout {
-  // [block input 0..L][micro-batch slot]. Where inputs are offloaded, `levels` of them share the
-  // device's memory in turn: input b is where b + levels was.
+  // [block input 0..L][micro-batch slot]. Where inputs are offloaded, lookahead + 2 of them share
+  // the device's memory in turn.
   std::vector<std::vector<int>> activations;
   std::vector<std::vector<int>> offloaded;  // [block input][slot]: on the host; empty: not
-  std::size_t levels = 0;                   // 0: no input is offloaded
   // [block][micro-batch slot]; blocks that are recomputed share one buffer.
   std::vector<std::vector<int>> saved;
   std::vector<int> gradients;   // d(activation) per micro-batch slot

@@ -346,8 +346,7 @@ std::string gain_of(const UnitBenefit& benefit, double step_seconds) {
   }
   return fmt::format(
       "no plan with it that fits was found to be faster; with all else as it is the step would "
-      "come "
-      "from {} to {}: {}",
+      "come from {} to {}: {}",
       format_duration(step_seconds),
       then,
       limit);

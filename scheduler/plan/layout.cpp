@@ -231,7 +231,6 @@ void place_activations(Context& context) {
   // Beside a block's input and output, one for each that is on its way back ahead of its block.
   const std::size_t levels = static_cast<std::size_t>(context.choices.lookahead) + 2;
   plan.offload_inputs = context.training && context.choices.offload_inputs && levels <= blocks;
-  layout.levels = plan.offload_inputs ? levels : 0;
   // On an aliasing device the embedding's output is the first block's input, where it lies.
   const std::size_t first_own = context.settings.separate_device ? 0 : 1;
   for (std::size_t u = first_own; u <= blocks; ++u) {

@@ -136,7 +136,7 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
           all.push_back(choices);
           // For want of memory, and so with few slots.
           if (training && settings.separate_device && lookahead == lookaheads.back() &&
-              tried_with(model, tiled, by_tile.front())) {
+              blocks >= lookahead + 2 && tried_with(model, tiled, by_tile.front())) {
             choices.offload_inputs = true;
             all.push_back(choices);
           }
