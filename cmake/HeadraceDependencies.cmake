@@ -14,6 +14,13 @@ pkg_check_modules(liburing REQUIRED IMPORTED_TARGET liburing)
 pkg_check_modules(hwloc REQUIRED IMPORTED_TARGET hwloc)
 pkg_check_modules(xxhash REQUIRED IMPORTED_TARGET libxxhash)
 pkg_check_modules(hwy REQUIRED IMPORTED_TARGET libhwy)
+pkg_check_modules(pcre2 REQUIRED IMPORTED_TARGET libpcre2-8)
+# libunistring has no pkg-config file.
+find_library(HEADRACE_UNISTRING unistring REQUIRED)
+find_path(HEADRACE_UNISTRING_INCLUDE_DIR uninorm.h REQUIRED)
+add_library(unistring INTERFACE)
+target_link_libraries(unistring INTERFACE "${HEADRACE_UNISTRING}")
+target_include_directories(unistring SYSTEM INTERFACE "${HEADRACE_UNISTRING_INCLUDE_DIR}")
 
 # libxxhash's plain entry points use SSE2 on x86; those that choose AVX2 or AVX-512 at run time are a build
 # option of it.

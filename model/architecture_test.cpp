@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 #include "model/test_support.hpp"
-#include "model/tokenizer.hpp"
 
 namespace headrace::model {
 namespace {
@@ -136,35 +135,6 @@ TEST(Architecture, ContradictionsAreUsageErrorsThatNameTheKeyAllAtOnce) {
           << refused.name << ": " << text_of(result.error());
     }
   }
-}
-
-TEST(Tokenizer, DecodingWhatWasEncodedGivesEveryByteBack) {
-  const Result<std::unique_ptr<Tokenizer>> tokenizer = make_tokenizer("bytes");
-  ASSERT_TRUE(tokenizer);
-  std::string text;
-  for (int byte = 0; byte < 256; ++byte) {
-    text += static_cast<char>(byte);
-  }
-  std::vector<std::int32_t> tokens;
-  (*tokenizer)->encode(text, tokens);
-  ASSERT_EQ(tokens.size(), 256U);
-  EXPECT_EQ(tokens[200], 200);
-  EXPECT_EQ((*tokenizer)->vocab(), 256);
-  std::string back;
-  ASSERT_TRUE((*tokenizer)->decode(tokens, back));
-  EXPECT_EQ(back, text);
-}
-
-TEST(Tokenizer, ATokenThatIsNoByteAndAnUnknownNameAreErrors) {
-  const Result<std::unique_ptr<Tokenizer>> tokenizer = make_tokenizer("bytes");
-  ASSERT_TRUE(tokenizer);
-  std::string text;
-  for (const std::int32_t token : {-1, 256}) {
-    EXPECT_FALSE((*tokenizer)->decode(std::span(&token, 1), text));
-  }
-  const Result<std::unique_ptr<Tokenizer>> unknown = make_tokenizer("tokenizer.json");
-  ASSERT_FALSE(unknown);
-  EXPECT_EQ(unknown.error().code, ExitCode::kUsage);
 }
 
 }  // namespace

@@ -164,7 +164,7 @@ Result<Generated> generate(const GenerateRequest& request,
   HEADRACE_ASSIGN(const std::unique_ptr<Weights> weights, open_weights(request.dir, {}));
   HEADRACE_ASSIGN(const std::unique_ptr<model::Tokenizer> tokenizer, tokenizer_for(*weights));
   std::vector<std::int32_t> tokens;
-  tokenizer->encode(request.prompt, tokens);
+  HEADRACE_TRY(tokenizer->encode(request.prompt, tokens));
   if (tokens.empty()) {
     return usage_error("the prompt is empty").with_hint("--prompt TEXT: at least one character");
   }

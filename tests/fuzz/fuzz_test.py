@@ -1,9 +1,10 @@
-"""Builds a parser of the store with clang's libFuzzer and lets it run for some seconds.
+"""Builds a parser with clang's libFuzzer and lets it run for some seconds.
 
 Exit code 77 (a skip) where there is no clang or it has no runtime for libFuzzer.
 """
 
 import argparse
+import json
 import os
 import pathlib
 import shutil
@@ -12,12 +13,18 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 SANITIZERS = "fuzzer,address,undefined"
-SOURCES = [
-    "tiers/nvme/format.cpp",
-    "core/assert.cpp",
-    "core/error.cpp",
-    "core/hash.cpp",
+CORE = ["core/assert.cpp", "core/error.cpp", "core/hash.cpp"]
+STORE = ["tests/fuzz/store_fuzzer.cpp", "tiers/nvme/format.cpp", *CORE]
+TOKENIZER = [
+    "tests/fuzz/tokenizer_fuzzer.cpp",
+    "core/json.cpp",
+    *(f"model/tokenizers/{name}.cpp" for name in (
+        "added_tokens", "bpe", "oniguruma", "pre_tokenizer", "regex", "tokenizer_json", "unicode")),
+    *CORE,
 ]
+STORE_PARSERS = ["superblock", "map", "tile_table", "extent_header"]
+TOKENIZER_PARSERS = ["tokenizer_json", "tokenizer_text"]
+FIXTURES = ROOT / "model/testdata/tokenizers"
 SKIP = 77
 COMPILERS = ["clang++-16", "clang++-15", "clang++-14", "clang++"]
 
@@ -37,22 +44,47 @@ def has_runtime(compiler, build):
     return subprocess.run(command, capture_output=True, check=False).returncode == 0
 
 
+def write_seeds(arguments, seeds):
+    if arguments.parser in STORE_PARSERS:
+        subprocess.run([arguments.seeds, seeds], check=True)
+        for seed in seeds.iterdir():
+            if seed.name != arguments.parser:
+                seed.unlink()
+        return
+    texts = json.loads((FIXTURES / "texts.json").read_text(encoding="utf-8"))
+    if arguments.parser == "tokenizer_text":
+        for number, text in enumerate(texts):
+            (seeds / f"text-{number}").write_bytes(bytes([number % 4]) + text.encode())
+        return
+    cases = json.loads((FIXTURES / "cases.json").read_text(encoding="utf-8"))
+    for number, case in enumerate(cases):
+        # Small ones: the vocabulary and the merges of a few bytes.
+        made = json.loads((FIXTURES / f"{case['base']}.json").read_text(encoding="utf-8"))
+        made["model"]["vocab"] = {"a": 0, "b": 1, "\u0120": 2, "ab": 3, "\u0120ab": 4}
+        made["model"]["merges"] = ["a b", "\u0120 ab"] if number % 2 else [["a", "b"]]
+        made.update((name, value) for name, value in case["set"].items() if "." not in name)
+        for place, token in enumerate(made["added_tokens"] or []):
+            token["id"] = 5 + place
+        (seeds / f"{case['base']}-{number}").write_text(json.dumps(made), encoding="utf-8")
+
+
 def build_fuzzer(arguments, build):
     binary = build / f"fuzz_{arguments.parser}"
-    sources = [ROOT / "tests/fuzz/store_fuzzer.cpp", *(ROOT / source for source in SOURCES)]
+    names = STORE if arguments.parser in STORE_PARSERS else TOKENIZER
+    sources = [ROOT / name for name in names]
     command = [arguments.compiler, "-std=c++20", "-O1", "-g", f"-fsanitize={SANITIZERS}"]
     command += ["-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{ROOT}"]
     command += [f"-DHEADRACE_FUZZ_PARSER=fuzz_{arguments.parser}", *sources]
     command += ["-o", binary, "-lfmt", "-lxxhash"]
+    if arguments.parser in TOKENIZER_PARSERS:
+        command += [f'-DHEADRACE_MODEL_TESTDATA="{FIXTURES.parent}"', "-lpcre2-8", "-lunistring"]
     subprocess.run(command, check=True)
     return binary
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument(
-        "parser", choices=["superblock", "map", "tile_table", "extent_header"]
-    )
+    parser.add_argument("parser", choices=STORE_PARSERS + TOKENIZER_PARSERS)
     parser.add_argument("--compiler", help="default: the first clang++ that has libFuzzer")
     parser.add_argument("--seeds", required=True, help="the binary store_seeds")
     parser.add_argument("--build", required=True, help="a folder for binaries and inputs")
@@ -68,10 +100,7 @@ def main():
     arguments.compiler = next((name for name in candidates if has_runtime(name, build)), None)
     if not arguments.compiler:
         skip(f"no clang++ with libFuzzer among {candidates} (Debian: libclang-rt-16-dev)")
-    subprocess.run([arguments.seeds, seeds], check=True)
-    for seed in seeds.iterdir():
-        if seed.name != arguments.parser:
-            seed.unlink()
+    write_seeds(arguments, seeds)
     binary = build_fuzzer(arguments, build)
     seed = os.environ.get("HEADRACE_SEED", "0")
     command = [binary, f"-max_total_time={arguments.seconds}", f"-seed={seed}", "-max_len=8192"]
