@@ -20,8 +20,8 @@ sys.path.insert(0, str(ROOT / "tests" / "e2e"))
 import harness
 from harness import HARDWARE_ABSENT, INTERRUPTED, OK, OPERATING, USAGE, must
 
-COMMANDS = ["train", "plan", "bench", "eval", "generate", "export", "store", "inspect", "verify",
-            "doctor"]
+COMMANDS = ["train", "plan", "bench", "eval", "generate", "tokenize", "export", "store", "inspect",
+            "verify", "doctor"]
 STEPS = 6
 CASES = []
 

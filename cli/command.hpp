@@ -34,5 +34,6 @@ extern const Command kStoreCommand;
 extern const Command kInspectCommand;
 extern const Command kVerifyCommand;
 extern const Command kDoctorCommand;
+extern const Command kTokenizeCommand;
 
 }  // namespace headrace::cli

@@ -24,12 +24,13 @@
 namespace headrace::cli {
 namespace {
 
-const std::array<const Command*, 10>& commands() {
-  static const std::array<const Command*, 10> table = {&kTrainCommand,
+const std::array<const Command*, 11>& commands() {
+  static const std::array<const Command*, 11> table = {&kTrainCommand,
                                                        &kPlanCommand,
                                                        &kBenchCommand,
                                                        &kEvalCommand,
                                                        &kGenerateCommand,
+                                                       &kTokenizeCommand,
                                                        &kExportCommand,
                                                        &kStoreCommand,
                                                        &kInspectCommand,

@@ -17,15 +17,11 @@
 #include "core/log.hpp"
 #include "core/quantity.hpp"
 #include "core/unique.hpp"
+#include "train/token_writer.hpp"
 
 namespace headrace::train {
 namespace {
 
-constexpr std::int32_t kMagicU16 = 20240520;  // llm.c: GPT-2 tokens, 16 bits, version 1
-constexpr std::int32_t kVersionU16 = 1;
-constexpr std::int32_t kMagicU32 = 20240801;  // llm.c: Llama 3 tokens, 32 bits, version 7
-constexpr std::int32_t kVersionU32 = 7;
-constexpr std::size_t kHeaderBytes = 1024;
 constexpr std::uint64_t kLargeFileBytes = std::uint64_t{1} << 30U;  // reading it takes a while
 constexpr std::string_view kMegatronMagic = "MMIDIDX";
 
@@ -81,7 +77,7 @@ std::uint32_t token_at(const std::byte* data, int width) {
 
 Status check_llmc_size(const TokenFile& file, std::int32_t count) {
   const std::uint64_t expected =
-      kHeaderBytes + static_cast<std::uint64_t>(file.width) * static_cast<std::uint32_t>(count);
+      kLlmcHeaderBytes + static_cast<std::uint64_t>(file.width) * static_cast<std::uint32_t>(count);
   if (count >= 0 && file.file_bytes == expected) {
     return {};
   }
@@ -102,11 +98,11 @@ Result<bool> read_llmc_header(TokenFile& file, std::span<const std::byte> head) 
     return false;
   }
   std::memcpy(words.data(), head.data(), sizeof words);
-  if (words[0] != kMagicU16 && words[0] != kMagicU32) {
+  if (words[0] != kLlmcMagicU16 && words[0] != kLlmcMagicU32) {
     return false;
   }
-  const bool wide = words[0] == kMagicU32;
-  const std::int32_t version = wide ? kVersionU32 : kVersionU16;
+  const bool wide = words[0] == kLlmcMagicU32;
+  const std::int32_t version = wide ? kLlmcVersionU32 : kLlmcVersionU16;
   if (words[1] != version) {
     return usage_error(
                fmt::format("data: '{}' is an llm.c token file of version {}", file.path, words[1]))
@@ -115,7 +111,7 @@ Result<bool> read_llmc_header(TokenFile& file, std::span<const std::byte> head) 
   }
   file.kind = FileKind::kTokens;
   file.width = wide ? 4 : 2;
-  file.header_bytes = kHeaderBytes;
+  file.header_bytes = kLlmcHeaderBytes;
   file.stored = words[2];
   HEADRACE_TRY(check_llmc_size(file, words[2]));
   return true;

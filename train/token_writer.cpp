@@ -1,0 +1,105 @@
+#include "train/token_writer.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/file.h>
+#include <unistd.h>
+
+#include <array>
+#include <cerrno>
+#include <cstdio>
+#include <limits>
+#include <utility>
+
+#include "core/files.hpp"
+
+namespace headrace::train {
+namespace {
+
+Error writing_error(const std::string& path, int errno_value) {
+  Error error = errno_error(fmt::format("cannot write '{}'", path), errno_value);
+  if (errno_value == ENOSPC || errno_value == EDQUOT) {
+    error.hint = "free space there, or name another place";
+  }
+  return error;
+}
+
+}  // namespace
+
+TokenWriter::TokenWriter(std::string path, TokenFormat format, int width)
+    : path_(std::move(path)), partial_(path_ + ".partial"), format_(format), width_(width) {}
+
+TokenWriter::~TokenWriter() {
+  if (file_) {
+    // Whoever gave up has the reason; this is what it left.
+    static_cast<void>(::unlink(partial_.c_str()));
+  }
+}
+
+Result<std::unique_ptr<TokenWriter>> TokenWriter::create(const std::string& path,
+                                                         TokenFormat format,
+                                                         int width) {
+  auto writer = std::unique_ptr<TokenWriter>(new TokenWriter(path, format, width));
+  HEADRACE_TRY(writer->begin());
+  return writer;
+}
+
+Status TokenWriter::begin() {
+  HEADRACE_ASSIGN(UniqueFd file, open_file(partial_, O_RDWR | O_CREAT));
+  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
+    if (errno != EWOULDBLOCK) {
+      return writing_error(partial_, errno);
+    }
+    return operating_error(fmt::format("'{}' is being written", path_))
+        .with_why("another process has its .partial file locked")
+        .with_hint("wait for it, or name another file");
+  }
+  if (::ftruncate(file.get(), 0) != 0) {
+    return writing_error(partial_, errno);
+  }
+  file_ = std::move(file);
+  if (format_ == TokenFormat::kLlmc) {
+    return write_all(file_.get(), std::string(kLlmcHeaderBytes, '\0'));
+  }
+  return {};
+}
+
+Status TokenWriter::append(std::string_view bytes) {
+  tokens_ += bytes.size() / static_cast<std::size_t>(width_);
+  constexpr std::uint64_t kCountMax = std::numeric_limits<std::int32_t>::max();
+  if (format_ == TokenFormat::kLlmc && tokens_ > kCountMax) {
+    return operating_error(fmt::format("'{}' would hold more than {} tokens", path_, kCountMax))
+        .with_why("the header of llm.c's files counts them in 31 bits")
+        .with_hint("write several files, or use --format raw");
+  }
+  if (Status status = write_all(file_.get(), bytes); !status) {
+    Error error = std::move(status).error();
+    error.what = fmt::format("'{}': {}", partial_, error.what);
+    return error;
+  }
+  return {};
+}
+
+Status TokenWriter::finish() {
+  if (format_ == TokenFormat::kLlmc) {
+    const bool wide = width_ == 4;
+    const std::array<std::int32_t, 3> head = {wide ? kLlmcMagicU32 : kLlmcMagicU16,
+                                              wide ? kLlmcVersionU32 : kLlmcVersionU16,
+                                              static_cast<std::int32_t>(tokens_)};
+    if (::pwrite(file_.get(), head.data(), sizeof head, 0) != static_cast<ssize_t>(sizeof head)) {
+      return writing_error(partial_, errno);
+    }
+  }
+  if (::fsync(file_.get()) != 0 || std::rename(partial_.c_str(), path_.c_str()) != 0) {
+    return writing_error(path_, errno);
+  }
+  file_ = UniqueFd();
+  // The new name is on the disk once the folder is.
+  HEADRACE_ASSIGN(const UniqueFd folder, open_file(parent_path(path_), O_RDONLY | O_DIRECTORY));
+  if (::fsync(folder.get()) != 0) {
+    return writing_error(path_, errno);
+  }
+  return {};
+}
+
+}  // namespace headrace::train
