@@ -207,6 +207,7 @@ class Conversion {
     options.folders = target_folders(source_);
     options.direct_io_required = false;
     options.slots = source_.store->slots();
+    options.undo_slot = source_.store->undo_slot();
     options.prewrite = false;
     options.id = id;
     Result<std::unique_ptr<Store>> made =

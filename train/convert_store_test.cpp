@@ -25,6 +25,7 @@
 #include "optim_cpu/convert.hpp"
 #include "scheduler/exec/state_format.hpp"
 #include "tiers/nvme/store.hpp"
+#include "train/inspect.hpp"
 #include "train/run_dir.hpp"
 #include "train/run_state.hpp"
 #include "train/state_format.hpp"
@@ -174,7 +175,8 @@ class ConvertStoreTest : public TestFolder {
                     const std::string& state,
                     const std::vector<std::string>& folders,
                     std::uint32_t slots = 2,
-                    const std::vector<double>& weights = {1.0, 1.0}) {
+                    const std::vector<double>& weights = {1.0, 1.0},
+                    bool undo_slot = false) {
     RunPaths paths{.dir = path(name)};
     std::filesystem::create_directories(paths.dir);
     RunState committed = run_state(paths, state, folders);
@@ -182,6 +184,7 @@ class ConvertStoreTest : public TestFolder {
     tiers::nvme::StoreOptions options;
     options.direct_io_required = false;
     options.slots = slots;
+    options.undo_slot = undo_slot;
     for (const std::string& folder : folders) {
       options.folders.push_back({.path = folder, .weight = weights[options.folders.size()]});
     }
@@ -387,6 +390,19 @@ TEST_F(ConvertStoreTest, TheCommitSaysTheSameButTheFormat) {
     EXPECT_EQ(read_store_reference(paths).value()->committed_step, kStep);
     const std::string config = read(name + "/config.resolved.toml");
     EXPECT_EQ(config, to_toml(before.config, {"A comment."}));
+  }
+}
+
+TEST_F(ConvertStoreTest, AnUndoSlotStays) {
+  for (const bool undo_slot : {false, true}) {
+    const std::string name = undo_slot ? "with" : "without";
+    const RunPaths paths =
+        make_run(name, "fp32", {path(name) + "/store"}, 2, {1.0, 1.0}, undo_slot);
+    ASSERT_TRUE(convert_store({.run_dir = paths.dir, .state = "bf16"}));
+    EXPECT_EQ(open_committed_store(paths).value()->undo_slot(), undo_slot);
+    const Json inspection = inspect_path(paths.dir).value();
+    EXPECT_EQ(inspection.find("undo_slot")->as_bool(), undo_slot);
+    EXPECT_EQ(inspection.find("slots")->as_uint(), 2U);
   }
 }
 

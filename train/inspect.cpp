@@ -197,6 +197,7 @@ Result<Json> inspect_path(const std::string& path) {
   json.add("store", store.path());
   json.add("id", store.id());
   json.add("slots", store.slots());
+  json.add("undo_slot", store.undo_slot());
   json.add("files", files_to_json(store));
   json.add("bytes", store.bytes());
   json.add("layout", store.contents().layout_tag);

@@ -38,7 +38,9 @@ void check_superblock(std::span<const std::byte> page) {
   require(block->slots >= 1 && block->slots <= format::kSlotsMax);
   require(block->folder_index < block->folder_count);
   require(block->extents_offset <= block->file_bytes);
-  require(block->slots * block->slot_bytes <= block->file_bytes - block->extents_offset);
+  require(format::physical_slots(*block) <= block->slots + 1);
+  require(format::physical_slots(*block) * block->slot_bytes <=
+          block->file_bytes - block->extents_offset);
   for (const format::Region& region :
        {block->tile_table, block->tensor_table, block->run_dir, block->folder_paths}) {
     require(inside(region, block->extents_offset));
@@ -67,20 +69,28 @@ format::Superblock small_superblock() {
   return block;
 }
 
+void check_map(const format::Superblock& block, std::span<const std::byte> input) {
+  const Result<format::Map> map = format::parse_map(block, input, "fuzz");
+  if (!map) {
+    return;
+  }
+  require(map->entries.size() == block.tile_count);
+  for (const format::MapEntry& entry : map->entries) {
+    require(entry.slot < format::physical_slots(block));
+    require(entry.param_step >= 0 && entry.param_step <= format::kStepMax);
+    require(entry.state_step >= -1 && entry.state_step <= format::kStepMax);
+  }
+}
+
 [[maybe_unused]] void fuzz_map(std::span<const std::byte> input) {
   format::Superblock block = small_superblock();
   block.generation = 1;
   block.map.bytes = input.size();
   block.map.xxh3 = hash_bytes(input);
-  for (block.tile_count = 0; block.tile_count < 5; ++block.tile_count) {
-    const Result<format::Map> map = format::parse_map(block, input, "fuzz");
-    if (map) {
-      require(map->entries.size() == block.tile_count);
-      for (const format::MapEntry& entry : map->entries) {
-        require(entry.slot < block.slots);
-        require(entry.param_step >= 0 && entry.param_step <= format::kStepMax);
-        require(entry.state_step >= -1 && entry.state_step <= format::kStepMax);
-      }
+  for (const std::uint64_t features : {std::uint64_t{0}, format::kFeatureUndoSlot}) {
+    block.features_incompatible = features;
+    for (block.tile_count = 0; block.tile_count < 5; ++block.tile_count) {
+      check_map(block, input);
     }
   }
 }

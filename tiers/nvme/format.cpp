@@ -69,6 +69,9 @@ std::string shape_problem(const Superblock& block) {
   if (block.slots == 0 || block.slots > (first_version ? 1 : kSlotsMax)) {
     return fmt::format("{} slots", block.slots);
   }
+  if (first_version && has_undo_slot(block)) {
+    return "an undo slot";
+  }
   if (block.folder_count == 0 || block.folder_count > (first_version ? 1 : kFoldersMax) ||
       block.folder_index >= block.folder_count) {
     return fmt::format("folder {} of {}", block.folder_index, block.folder_count);
@@ -99,7 +102,7 @@ std::string superblock_problem(const Superblock& block) {
   }
   const std::uint64_t slot_bytes = slot_bytes_of(block);
   if (slot_bytes % kPageBytes != 0 || slot_bytes > kFileBytesMax ||
-      !within(block.extents_offset, block.slots * slot_bytes, file_bytes)) {
+      !within(block.extents_offset, physical_slots(block) * slot_bytes, file_bytes)) {
     return fmt::format("slots of {} bytes in {} bytes", slot_bytes, file_bytes);
   }
   const std::uint64_t limit = block.extents_offset;
@@ -311,8 +314,7 @@ std::optional<std::string> extent_header_problem(const ExtentIdentity& identity,
   if (!sealed(header)) {
     return "its header's checksum is wrong";
   }
-  if (fields.format_version != identity.format_version ||
-      (fields.features_incompatible & ~kIncompatibleFeaturesKnown) != 0) {
+  if (fields.format_version != identity.format_version || fields.features_incompatible != 0) {
     return fmt::format("its header is of format version {} with features {:#x}",
                        fields.format_version,
                        fields.features_incompatible);
@@ -372,9 +374,9 @@ Result<Map> parse_map(const Superblock& superblock,
   }
   const auto header = load<MapHeader>(bytes);
   if (header.magic != kMapMagic || header.format_version != superblock.format_version ||
-      header.header_bytes != sizeof(MapHeader) || header.store_id != superblock.store_id ||
-      header.generation != superblock.generation || header.tile_count != superblock.tile_count ||
-      header.run_state_bytes > kRunStateBytesMax ||
+      header.features_incompatible != 0 || header.header_bytes != sizeof(MapHeader) ||
+      header.store_id != superblock.store_id || header.generation != superblock.generation ||
+      header.tile_count != superblock.tile_count || header.run_state_bytes > kRunStateBytesMax ||
       map_bytes(header.tile_count, header.run_state_bytes) != bytes.size()) {
     return damaged(
         name,
@@ -398,7 +400,8 @@ Result<Map> parse_map(const Superblock& superblock,
   if (std::any_of(map.entries.begin(), map.entries.end(), no_step)) {
     return damaged(name, "the commit record names a step that no write has");
   }
-  const auto no_slot = [&](const MapEntry& entry) { return entry.slot >= superblock.slots; };
+  const std::uint32_t slots = physical_slots(superblock);
+  const auto no_slot = [&](const MapEntry& entry) { return entry.slot >= slots; };
   if (std::any_of(map.entries.begin(), map.entries.end(), no_slot)) {
     return damaged(name, "the commit record names a slot that the store does not have");
   }
@@ -469,11 +472,12 @@ std::uint64_t tile_bytes(std::uint64_t param_bytes, std::uint64_t state_bytes) {
   return header_bytes(param_bytes) + param_bytes + state;
 }
 
-std::vector<std::uint64_t> stored_bytes(std::span<const TileBytes> tiles, std::uint32_t slots) {
+std::vector<std::uint64_t> stored_bytes(std::span<const TileBytes> tiles,
+                                        std::uint32_t physical_slots) {
   std::vector<std::uint64_t> bytes;
   bytes.reserve(tiles.size());
   for (const TileBytes& tile : tiles) {
-    bytes.push_back(slots * tile_bytes(tile.param_bytes, tile.state_bytes));
+    bytes.push_back(physical_slots * tile_bytes(tile.param_bytes, tile.state_bytes));
   }
   return bytes;
 }
@@ -582,7 +586,8 @@ Result<Layout> make_layout(const StoreContents& contents, const LayoutOptions& o
     }
   }
   for (FolderLayout& folder : layout.folders) {
-    folder.file_bytes = layout.extents_offset + options.slots * folder.slot_bytes;
+    folder.file_bytes = layout.extents_offset +
+                        physical_slots(options.slots, options.undo_slot) * folder.slot_bytes;
   }
   return layout;
 }

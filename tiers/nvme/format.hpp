@@ -27,7 +27,9 @@ static_assert(std::endian::native == std::endian::little, "the format is little 
 
 inline constexpr std::uint32_t kVersion = 2;        // what new stores have
 inline constexpr std::uint32_t kVersionOldest = 1;  // stores of it are read and written as they are
-inline constexpr std::uint64_t kIncompatibleFeaturesKnown = 0;
+// Incompatible features of a superblock. Headers of extents and commit records have none.
+inline constexpr std::uint64_t kFeatureUndoSlot = 1U << 0;  // one more physical slot than `slots`
+inline constexpr std::uint64_t kIncompatibleFeaturesKnown = kFeatureUndoSlot;
 inline constexpr std::uint64_t kSuperblockOffsets[2] = {0, std::uint64_t{64} * 1024};
 inline constexpr std::uint64_t kMapOffset = std::uint64_t{128} * 1024;  // of map extent 0
 inline constexpr std::uint64_t kRegionAlignBytes = std::uint64_t{64} * 1024;
@@ -38,7 +40,7 @@ inline constexpr std::uint64_t kTensorTableBytesMax = std::uint64_t{256} << 20U;
 inline constexpr std::uint64_t kPayloadBytesMax = std::uint64_t{1} << 40U;  // of one extent
 inline constexpr std::uint64_t kFileBytesMax = std::uint64_t{1} << 60U;
 inline constexpr std::int64_t kStepMax = std::int64_t{1} << 60U;
-inline constexpr std::uint32_t kSlotsMax = 2;
+inline constexpr std::uint32_t kSlotsMax = 2;  // of commits
 inline constexpr std::uint32_t kFoldersMax = 64;
 inline constexpr std::size_t kLayoutTagBytes = 32;
 inline constexpr std::size_t kSumBytes = sizeof(std::uint64_t);
@@ -197,6 +199,19 @@ static_assert(offsetof(ExtentHeader, offset) == 120);
 static_assert(offsetof(ExtentHeader, payload_bytes) == 128);
 static_assert(offsetof(ExtentHeader, sum_block_bytes) == 136);
 
+// The slots that a tile has in the file: those of commits, and the undo slot where there is one.
+[[nodiscard]] constexpr std::uint32_t physical_slots(std::uint32_t slots, bool undo_slot) {
+  return slots + (undo_slot ? 1 : 0);
+}
+
+[[nodiscard]] constexpr bool has_undo_slot(const Superblock& block) {
+  return (block.features_incompatible & kFeatureUndoSlot) != 0;
+}
+
+[[nodiscard]] constexpr std::uint32_t physical_slots(const Superblock& block) {
+  return physical_slots(block.slots, has_undo_slot(block));
+}
+
 // Sub-blocks of a payload, and the header that holds their sums (a multiple of kPageBytes).
 [[nodiscard]] constexpr std::uint64_t sum_count(std::uint64_t payload_bytes) {
   return (payload_bytes + kSumBlockBytes - 1) / kSumBlockBytes;
@@ -295,6 +310,7 @@ void encode_map(const Superblock& superblock, const Map& map, std::span<std::byt
 // Where everything of a new store goes: a pure function of its contents.
 struct LayoutOptions {
   std::uint32_t slots = kSlotsMax;
+  bool undo_slot = false;
   std::vector<std::uint32_t> folder_of{};  // of each tile; empty: all in folder 0
   std::uint32_t folder_count = 1;
   std::string folder_paths{};
@@ -323,9 +339,10 @@ struct Layout {
 
 // Header and payload of a tile's extents together, in one slot.
 [[nodiscard]] std::uint64_t tile_bytes(std::uint64_t param_bytes, std::uint64_t state_bytes);
-// What each tile takes of a disk, and what a folder's file has before its first tile.
+// What each tile takes of a disk in so many physical slots, and what a folder's file has before its
+// first tile.
 [[nodiscard]] std::vector<std::uint64_t> stored_bytes(std::span<const TileBytes> tiles,
-                                                      std::uint32_t slots);
+                                                      std::uint32_t physical_slots);
 [[nodiscard]] std::uint64_t extents_offset(const StoreContents& contents,
                                            std::uint64_t folder_paths_bytes);
 // Header and payload of an extent, the param's directly followed by the state's.

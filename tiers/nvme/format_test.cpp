@@ -54,6 +54,14 @@ format::Superblock valid_superblock() {
   return block;
 }
 
+// The same store with an undo slot.
+format::Superblock with_undo_slot() {
+  format::Superblock block = valid_superblock();
+  block.features_incompatible = format::kFeatureUndoSlot;
+  block.file_bytes += block.slot_bytes;
+  return block;
+}
+
 Page encoded(const format::Superblock& block) {
   Page page{};
   format::encode_superblock(block, page);
@@ -78,7 +86,7 @@ TEST(Format, ANewerVersionAndUnknownIncompatibleFeaturesAreRefusedAsUsage) {
   format::Superblock newer = valid_superblock();
   newer.format_version = format::kVersion + 1;
   format::Superblock features = valid_superblock();
-  features.features_incompatible = 4;
+  features.features_incompatible = format::kIncompatibleFeaturesKnown + 1;
   for (const format::Superblock& block : {newer, features}) {
     const Result<format::Superblock> read = format::parse_superblock(encoded(block), "data");
     ASSERT_FALSE(read.has_value());
@@ -95,7 +103,7 @@ TEST(Format, NoFieldOfASuperblockLeadsOutOfTheFile) {
   std::mt19937_64 random(testing::test_seed());
   int accepted = 0;
   for (int round = 0; round < 20'000; ++round) {
-    format::Superblock block = valid_superblock();
+    format::Superblock block = round % 2 == 0 ? valid_superblock() : with_undo_slot();
     Page page = encoded(block);
     const std::size_t field = 64 + random() % ((312 - 64) / 8) * 8;
     const std::array<std::uint64_t, 6> values = {
@@ -113,7 +121,8 @@ TEST(Format, NoFieldOfASuperblockLeadsOutOfTheFile) {
     }
     ++accepted;
     ASSERT_LE(read->extents_offset, read->file_bytes);
-    ASSERT_LE(read->slots * read->slot_bytes, read->file_bytes - read->extents_offset);
+    ASSERT_LE(format::physical_slots(*read) * read->slot_bytes,
+              read->file_bytes - read->extents_offset);
     for (const format::Region& region :
          {read->tile_table, read->tensor_table, read->run_dir, read->folder_paths}) {
       ASSERT_LE(region.offset, read->extents_offset);
@@ -180,6 +189,9 @@ TEST(Format, AnExtentHeaderOfAnythingElseIsNamed) {
   expect_contains(problem_of([](Identity& i) { i.payload_bytes += kPageBytes; }), "length");
   expect_contains(format::extent_header_problem(identity, 6, header).value_or(""),
                   "step 5, expected 6");
+  header[offsetof(format::ExtentHeader, features_incompatible)] = std::byte{1};
+  format::seal_extent_header(header);
+  expect_contains(problem_of([](Identity&) {}), "with features 0x1");
 }
 
 TEST(Format, AHeaderGrowsByPagesWithItsSums) {
@@ -290,6 +302,81 @@ TEST(Format, FoldersHaveTheirOwnOffsetsAndSlots) {
   EXPECT_EQ(format::split_paths("/a\n/b\n"), (std::vector<std::string>{"/a", "/b"}));
 }
 
+TEST(Format, AnUndoSlotIsOneMoreInTheFile) {
+  const StoreContents contents = small_contents();
+  for (const std::uint32_t slots : {1U, 2U}) {
+    format::LayoutOptions options{.slots = slots, .folder_of = {1, 0, 1, 0}, .folder_count = 2};
+    const format::Layout without = format::make_layout(contents, options).value();
+    options.undo_slot = true;
+    const format::Layout with = format::make_layout(contents, options).value();
+    for (std::size_t folder = 0; folder < 2; ++folder) {
+      EXPECT_EQ(with.folders[folder].slot_bytes, without.folders[folder].slot_bytes);
+      EXPECT_EQ(with.folders[folder].file_bytes,
+                with.extents_offset + (slots + 1) * with.folders[folder].slot_bytes);
+    }
+    const std::uint32_t physical = format::physical_slots(slots, true);
+    EXPECT_EQ(physical, slots + 1);
+    EXPECT_EQ(format::stored_bytes(contents.tiles, physical)[0],
+              physical *
+                  format::tile_bytes(contents.tiles[0].param_bytes, contents.tiles[0].state_bytes));
+  }
+}
+
+TEST(Format, ASuperblockWithAnUndoSlotHasRoomForItAndIsOfVersionTwo) {
+  const format::Superblock block = with_undo_slot();
+  const Result<format::Superblock> read = format::parse_superblock(encoded(block), "data");
+  ASSERT_TRUE(read.has_value()) << format_error(read.error(), true);
+  EXPECT_TRUE(format::has_undo_slot(*read));
+  EXPECT_EQ(read->slots, 1U);
+  EXPECT_EQ(format::physical_slots(*read), 2U);
+  const auto problem_of = [](const format::Superblock& changed, ExitCode code) {
+    const Result<format::Superblock> parsed = format::parse_superblock(encoded(changed), "data");
+    EXPECT_FALSE(parsed.has_value());
+    EXPECT_TRUE(parsed || parsed.error().code == code);
+    return parsed ? std::string() : parsed.error().why;
+  };
+  format::Superblock changed = block;
+  changed.file_bytes -= kPageBytes;
+  expect_contains(problem_of(changed, ExitCode::kCorrupt), "slots of");
+  changed = block;
+  changed.slots = 2;
+  expect_contains(problem_of(changed, ExitCode::kCorrupt), "slots of");
+  changed = block;
+  changed.format_version = 1;
+  expect_contains(problem_of(changed, ExitCode::kCorrupt), "an undo slot");
+  // What a later version may add is told apart from what is known.
+  changed = block;
+  changed.features_incompatible |= 2;
+  const std::string why = problem_of(changed, ExitCode::kUsage);
+  expect_contains(why, "features that this headrace does not know (0x2)");
+}
+
+TEST(Format, ACommitRecordNamesOnlySlotsThatAreThere) {
+  for (const bool undo_slot : {false, true}) {
+    for (const std::uint32_t slots : {1U, 2U}) {
+      format::Superblock block = valid_superblock();
+      block.slots = slots;
+      block.features_incompatible = undo_slot ? format::kFeatureUndoSlot : 0;
+      for (std::uint32_t slot = 0; slot < 5; ++slot) {
+        format::Map map{.generation = block.generation,
+                        .step = 12,
+                        .update_count = 11,
+                        .entries = std::vector<format::MapEntry>(block.tile_count, {0, 0, 12, 12}),
+                        .run_state = {}};
+        map.entries[2].slot = slot;
+        std::vector<std::byte> bytes(format::map_bytes(map.entries.size(), 0));
+        format::encode_map(block, map, bytes);
+        block.map = {format::kMapOffset, bytes.size(), hash_bytes(bytes)};
+        const Result<format::Map> read = format::parse_map(block, bytes, "data");
+        EXPECT_EQ(read.has_value(), slot < slots + (undo_slot ? 1 : 0));
+        if (!read) {
+          expect_contains(read.error().why, "names a slot that the store does not have");
+        }
+      }
+    }
+  }
+}
+
 TEST(Format, ATileTableThatOverlapsOrLeavesTheFileIsRefused) {
   const format::Layout layout = layout_of(small_contents()).value();
   const auto parse = [](std::vector<format::TileEntry> tiles) {
@@ -350,6 +437,10 @@ TEST(Format, ACommitRecordReadsBackAndNoFlippedBitPasses) {
   block.map.xxh3 = hash_bytes(bytes);
   block.map.bytes = bytes.size();
   block.generation += 1;
+  EXPECT_FALSE(format::parse_map(block, bytes, "data").has_value());
+  block.generation -= 1;
+  bytes[offsetof(format::MapHeader, features_incompatible)] = std::byte{1};
+  block.map.xxh3 = hash_bytes(bytes);
   EXPECT_FALSE(format::parse_map(block, bytes, "data").has_value());
 }
 

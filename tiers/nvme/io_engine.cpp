@@ -460,7 +460,7 @@ void Engine::begin_transfer(Lane& lane) {
   lane.transfer.begin(
       store_,
       {.key = entry.key,
-       .place = write ? store_.write_place(entry.key) : store_.read_place(entry.key),
+       .place = write ? store_.write_place(entry.key, entry.step) : store_.read_place(entry.key),
        .payload = entry.memory,
        .write = write,
        .step = entry.step,

@@ -46,6 +46,10 @@ std::uint32_t Store::slots() const {
   return state_->block().slots;
 }
 
+bool Store::undo_slot() const {
+  return format::has_undo_slot(state_->block());
+}
+
 bool Store::dirty() const {
   return state_->dirty.load(std::memory_order_acquire);
 }
@@ -77,8 +81,8 @@ ExtentPlace Store::read_place(const ExtentKey& key) const {
   return state_->read_place(key);
 }
 
-ExtentPlace Store::write_place(const ExtentKey& key) const {
-  return state_->write_place(key);
+ExtentPlace Store::write_place(const ExtentKey& key, std::int64_t step) const {
+  return state_->write_place(key, step);
 }
 
 ExtentPlace Store::home_place(const ExtentKey& key) const {
@@ -91,7 +95,18 @@ std::int64_t Store::step_of(const ExtentKey& key) const {
 
 void Store::wrote(const ExtentKey& key, const ExtentPlace& place, std::int64_t step) {
   HEADRACE_ASSERT(step >= 0, "a write has a step");
-  state_->newest[state_->extent_index(key)].store(2 * step + place.slot, std::memory_order_release);
+  state_->wrote(key, place.slot, step);
+}
+
+void Store::speculate(std::int64_t step) {
+  HEADRACE_ASSERT(step >= 0, "a write has a step");
+  HEADRACE_ASSERT(undo_slot(), "a store without an undo slot takes no speculative writes");
+  HEADRACE_ASSERT(!state_->speculating(), "what was written speculatively is settled");
+  state_->speculative_step.store(step, std::memory_order_release);
+}
+
+void Store::settle(bool keep) {
+  state_->settle(keep);
 }
 
 std::string Store::describe(const ExtentKey& key) const {
@@ -204,7 +219,7 @@ Status Store::write_now(const ExtentKey& key,
                         std::span<const std::byte> payload,
                         std::int64_t step) {
   HEADRACE_ASSERT(step >= 0, "a write has a step");
-  const ExtentPlace at = write_place(key);
+  const ExtentPlace at = write_place(key, step);
   HEADRACE_ASSERT(payload.size() == at.payload_bytes, "the payload has the extent's length");
   HEADRACE_TRY(mark_dirty());
   if (state_->failure) {

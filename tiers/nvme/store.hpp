@@ -7,6 +7,9 @@
 // last commit, whatever was written after it. With one slot (durability "none"): `mark_dirty`
 // before the first write, `commit` at a clean end; a dirty store is refused for resume.
 //
+// An undo slot, one more, takes speculative writes: those of a step of which is not known yet
+// whether it counts. What counted so far stays beside them until `settle` keeps or forgets them.
+//
 // Invariants: data files are preallocated (a full disk is found at create); mode 0600; one writer
 // (a lock), many readers; a header that does not match what is expected (id, unit, tile, kind,
 // slot, place, length, step) or a sub-block whose XXH3 differs is corrupt data (exit code 4); after
@@ -85,6 +88,7 @@ struct StoreOptions {
   bool direct_io_required = true;  // false ("auto"): fall back to buffered I/O where the filesystem
                                    // refuses O_DIRECT, with a log line
   std::uint32_t slots = 2;         // a tile; 1: durability "none"
+  bool undo_slot = false;          // one more, for speculative writes
   // Writes every byte once when the store is made: the first write to blocks that a filesystem has
   // only reserved costs more than later ones, which would make the first steps' timings untrue.
   bool prewrite = true;
@@ -98,6 +102,7 @@ struct StoreOptions {
 // How format() lays a store out.
 struct StoreLayoutOptions {
   std::uint32_t slots = 2;
+  bool undo_slot = false;
   bool prewrite = false;
   bool copy = false;
   StoreProgress progress{};
@@ -151,7 +156,8 @@ class Store {
   [[nodiscard]] std::uint64_t bytes() const;  // of all data files
   [[nodiscard]] const StoreContents& contents() const;
   [[nodiscard]] const std::optional<CommitRecord>& last_commit() const;
-  [[nodiscard]] std::uint32_t slots() const;
+  [[nodiscard]] std::uint32_t slots() const;  // a tile, for commits: without the undo slot
+  [[nodiscard]] bool undo_slot() const;
   // One slot a tile, and written since the last commit.
   [[nodiscard]] bool dirty() const;
   [[nodiscard]] std::uint32_t folder_count() const;
@@ -163,10 +169,11 @@ class Store {
   // mark_dirty() has been called.
   [[nodiscard]] bool ready_for_writes() const;
 
-  // Where an extent's newest write lies (if there is none: where the first one will), and where the
-  // next one goes: with two slots the slot that the last commit does not name.
+  // Where an extent's newest write lies (if there is none: slot 0), and where one of `step` would
+  // go: where the newest one is, but with two slots never where the last commit's is (then to the
+  // smallest other slot). A speculative one does not go where the newest one is either.
   [[nodiscard]] ExtentPlace read_place(const ExtentKey& key) const;
-  [[nodiscard]] ExtentPlace write_place(const ExtentKey& key) const;
+  [[nodiscard]] ExtentPlace write_place(const ExtentKey& key, std::int64_t step) const;
   // In slot 0, wherever the extent lies now: its lengths, and an address for the race checker.
   [[nodiscard]] ExtentPlace home_place(const ExtentKey& key) const;
 
@@ -174,6 +181,15 @@ class Store {
   [[nodiscard]] std::int64_t step_of(const ExtentKey& key) const;
   // Every byte of a write to write_place() was accepted: from now on it is what a read finds.
   void wrote(const ExtentKey& key, const ExtentPlace& place, std::int64_t step);
+
+  // Between speculate() and settle() a write of `step` is speculative: what was the newest one
+  // before stays as it is. Writes of other steps go as always. An extent that was written
+  // speculatively is not written again before settle(). One caller, with no transfer under way; the
+  // store has an undo slot, and what was speculated before is settled. A power cut forgets.
+  void speculate(std::int64_t step);
+  // keep: what was written speculatively is the newest write. Otherwise it never was: places and
+  // steps are again what they were. Nothing to do where nothing was speculated.
+  void settle(bool keep);
 
   // "unit 3, tile 0 (state) of '<path>/data', at offset 8192": for messages. Without a place: that
   // of the newest write.
@@ -230,10 +246,10 @@ class Store {
   // With one slot: sets the dirty flag durably before the first write after a commit; no-op when
   // already dirty. With two slots: nothing to do.
   [[nodiscard]] Status mark_dirty();
-  // All tiles must have been written, param and state of a tile to the same slot (asserted). Writes
-  // the map, flushes all folders, writes the superblocks with generation + 1, flushes; clears the
-  // dirty flag. If it fails, the store takes no more writes: the last commit is as it was, or the
-  // one that was being made.
+  // All tiles must have been written, param and state of a tile to the same slot, and what was
+  // speculated is settled (asserted). Writes the map, flushes all folders, writes the superblocks
+  // with generation + 1, flushes; clears the dirty flag. If it fails, the store takes no more
+  // writes: the last commit is as it was, or the one that was being made.
   [[nodiscard]] Status commit(CommitRecord record);
 
   // Reads every extent of the last commit and checks it. `on_problem` gets each; returns the number

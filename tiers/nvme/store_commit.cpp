@@ -2,7 +2,7 @@
 //
 // Invariant: the record is durable in every folder before the first superblock that names it is
 // written; superblocks go to the older copies, so that those of the last commit stay. Between two
-// commits no byte that the last one names is written: extents go to the other slot, records to the
+// commits no byte that the last one names is written: extents go to another slot, records to the
 // other map extent. After a commit that failed nothing is written at all, since what a failed flush
 // has left behind cannot be known. Thread: the caller's, with no transfer under way. Failure:
 // Errors that say which commit counts.
@@ -56,13 +56,12 @@ Status fill_entries(StoreState& state) {
       return cannot_commit(
           state, fmt::format("tile {} of unit {} has not been written", tile.tile, tile.unit));
     }
-    HEADRACE_ASSERT(with_state < 0 || param % 2 == with_state % 2,
+    HEADRACE_ASSERT(with_state < 0 || slot_of_newest(param) == slot_of_newest(with_state),
                     "param and state of a tile are written between the same two commits");
-    entries.push_back(
-        format::MapEntry{.slot = static_cast<std::uint32_t>(param % 2),
-                         .reserved = 0,
-                         .param_step = param / 2,
-                         .state_step = with_state < 0 ? kNeverWritten : with_state / 2});
+    entries.push_back(format::MapEntry{.slot = slot_of_newest(param),
+                                       .reserved = 0,
+                                       .param_step = step_of_newest(param),
+                                       .state_step = step_of_newest(with_state)});
   }
   return {};
 }
@@ -126,6 +125,7 @@ Status Store::mark_dirty() {
 Status Store::commit(CommitRecord record) {
   StoreState& state = *state_;
   HEADRACE_ASSERT(state.access == Access::kWrite, "the store was opened for writing");
+  HEADRACE_ASSERT(!state.speculating(), "what was written speculatively is settled");
   if (state.failure) {
     return *state.failure;
   }

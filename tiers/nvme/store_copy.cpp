@@ -52,11 +52,15 @@ Result<std::string> copy_store(const StoreLocation& source,
         .with_why(from->dirty() ? "it was written after its last commit, and has one slot a tile"
                                 : "it holds no commit");
   }
-  HEADRACE_ASSIGN(
-      std::unique_ptr<Store> to,
-      Store::create(
-          {.folders = targets, .direct_io_required = false, .prewrite = false, .copy = true},
-          from->contents()));
+  // A run may go on from a copy: it has what a run writes to, whether the source had it or not, and
+  // an undo slot where the source has one.
+  HEADRACE_ASSIGN(std::unique_ptr<Store> to,
+                  Store::create({.folders = targets,
+                                 .direct_io_required = false,
+                                 .undo_slot = from->undo_slot(),
+                                 .prewrite = false,
+                                 .copy = true},
+                                from->contents()));
   const std::string id = to->id();
   const auto copy = [&]() -> Status {
     HEADRACE_TRY(copy_extents(*from, *to, progress));

@@ -3,8 +3,10 @@
 // was acknowledged, or the one being made, is there, whole; and the run goes on from it.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <optional>
 #include <random>
+#include <tuple>
 
 #include "tiers/nvme/format.hpp"
 #include "tiers/nvme/power_cut_medium.hpp"
@@ -60,12 +62,37 @@ Status write_tile(Store& store, const TileBytes& tile, std::int64_t step) {
   return {};
 }
 
+// Writes every tile of the step speculatively as one of `speculative`: what is kept is as
+// write_tile leaves it.
+Status speculate(Store& store, std::int64_t step, std::int64_t speculative, bool keep) {
+  store.speculate(speculative);
+  const std::vector<TileBytes>& tiles = store.contents().tiles;
+  for (const ExtentKey& key : testing::all_extents(store)) {
+    const auto tile = std::find_if(tiles.begin(), tiles.end(), [&](const TileBytes& other) {
+      return other.unit == key.unit && other.tile == key.tile;
+    });
+    if (is_written(*tile, static_cast<std::size_t>(tile - tiles.begin()), step)) {
+      HEADRACE_TRY(
+          store.write_now(key, testing::pattern(store, key, keep ? step : -step), speculative));
+    }
+  }
+  store.settle(keep);
+  return {};
+}
+
+// With an undo slot some tiles are written as always, all are speculated on, kept once, forgotten
+// before and after.
 Status run_step(Store& store, std::int64_t step) {
   const std::vector<TileBytes>& tiles = store.contents().tiles;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
-    if (is_written(tiles[i], i, step)) {
+    if (is_written(tiles[i], i, step) && (!store.undo_slot() || i % 2 == 0)) {
       HEADRACE_TRY(write_tile(store, tiles[i], step));
     }
+  }
+  if (store.undo_slot()) {
+    HEADRACE_TRY(speculate(store, step, 100 + step, false));
+    HEADRACE_TRY(speculate(store, step, step, true));
+    HEADRACE_TRY(speculate(store, step, 100 + step, false));
   }
   return store.commit(
       {.step = step, .update_count = step, .run_state = "s" + std::to_string(step)});
@@ -113,12 +140,16 @@ void expect_commit_is_whole(Store& store, const std::string& where, bool mended)
 struct Scenario {
   std::size_t folders = 1;
   std::uint32_t slots = 2;
+  bool undo_slot = false;
   bool cut_within_writes = false;
 };
 
 std::unique_ptr<Store> formatted(PowerCutMedium& medium, const Scenario& scenario) {
   Result<std::unique_ptr<Store>> store =
-      Store::format(medium.files(), kId, tiny_contents(), {.slots = scenario.slots});
+      Store::format(medium.files(),
+                    kId,
+                    tiny_contents(),
+                    {.slots = scenario.slots, .undo_slot = scenario.undo_slot});
   EXPECT_TRUE(store.has_value() || medium.dead());
   return store ? std::move(*store) : nullptr;
 }
@@ -137,7 +168,8 @@ std::uint64_t operations_of(const Scenario& scenario) {
 // Runs, is cut, and is looked at by a reader and then by a writer, whose power is cut once more
 // while it begins.
 void cut_and_check(const Scenario& scenario, std::uint64_t cut, std::uint64_t seed) {
-  const std::string where = std::to_string(scenario.folders) + " folders, cut after " +
+  const std::string where = std::to_string(scenario.folders) + " folders" +
+                            (scenario.undo_slot ? " with an undo slot" : "") + ", cut after " +
                             std::to_string(cut) + ", seed " + std::to_string(seed) + ": ";
   PowerCutMedium medium(scenario.folders, seed);
   medium.cut_within_writes = scenario.cut_within_writes;
@@ -184,10 +216,17 @@ void cut_and_check(const Scenario& scenario, std::uint64_t cut, std::uint64_t se
   check(Access::kRead);
 }
 
-class StoreCrash : public ::testing::TestWithParam<std::size_t> {};
+// Folders, and whether there is an undo slot.
+class StoreCrash : public ::testing::TestWithParam<std::tuple<std::size_t, bool>> {
+ protected:
+  [[nodiscard]] static Scenario scenario() {
+    const auto [folders, undo_slot] = GetParam();
+    return {.folders = folders, .undo_slot = undo_slot};
+  }
+};
 
 TEST_P(StoreCrash, ACutAfterAnyOperationLosesNothingThatWasCommitted) {
-  const Scenario scenario{.folders = GetParam()};
+  const Scenario scenario = StoreCrash::scenario();
   const std::uint64_t seed = testing::test_seed();
   const std::uint64_t operations = operations_of(scenario);
   for (std::uint64_t cut = 0; cut <= operations; ++cut) {
@@ -201,7 +240,8 @@ TEST_P(StoreCrash, ACutAfterAnyOperationLosesNothingThatWasCommitted) {
 }
 
 TEST_P(StoreCrash, ACutWithinAWriteLosesNothingEither) {
-  const Scenario scenario{.folders = GetParam(), .cut_within_writes = true};
+  Scenario scenario = StoreCrash::scenario();
+  scenario.cut_within_writes = true;
   const std::uint64_t seed = testing::test_seed();
   const std::uint64_t operations = operations_of(scenario);
   for (std::uint64_t cut = 0; cut <= operations; cut += 1 + seed % 7) {
@@ -214,7 +254,8 @@ TEST_P(StoreCrash, ACutWithinAWriteLosesNothingEither) {
 
 // With one slot a store that was written since its commit is lost, and says so; never a wrong byte.
 TEST_P(StoreCrash, WithOneSlotACutLeavesACommitOrADirtyStore) {
-  const Scenario scenario{.folders = GetParam(), .slots = 1};
+  Scenario scenario = StoreCrash::scenario();
+  scenario.slots = 1;
   const std::uint64_t seed = testing::test_seed();
   const std::uint64_t operations = operations_of(scenario);
   int clean = 0;
@@ -243,7 +284,7 @@ TEST_P(StoreCrash, WithOneSlotACutLeavesACommitOrADirtyStore) {
 }
 
 TEST_P(StoreCrash, ACutWhileTheStoreIsMadeLeavesAStoreOrTheRestOfOne) {
-  const Scenario scenario{.folders = GetParam()};
+  const Scenario scenario = StoreCrash::scenario();
   const std::uint64_t seed = testing::test_seed();
   PowerCutMedium whole(scenario.folders, seed);
   formatted(whole, scenario);
@@ -265,7 +306,9 @@ TEST_P(StoreCrash, ACutWhileTheStoreIsMadeLeavesAStoreOrTheRestOfOne) {
   EXPECT_GT(stores, 0);
 }
 
-INSTANTIATE_TEST_SUITE_P(Folders, StoreCrash, ::testing::Values(1U, 2U, 3U));
+INSTANTIATE_TEST_SUITE_P(Folders,
+                         StoreCrash,
+                         ::testing::Combine(::testing::Values(1U, 2U, 3U), ::testing::Bool()));
 
 TEST(StoreFailStop, AfterACommitThatFailedNothingIsWritten) {
   const Scenario scenario{.folders = 2};
@@ -362,7 +405,7 @@ TEST(StoreFolders, AMillionTilesAreMadeCommittedAndFoundAgain) {
   for (std::int64_t step = 1; step <= 2; ++step) {
     for (const TileBytes& tile : contents.tiles) {
       const ExtentKey key{.unit = tile.unit, .tile = tile.tile, .kind = ExtentKind::kParam};
-      (*store)->wrote(key, (*store)->write_place(key), step);
+      (*store)->wrote(key, (*store)->write_place(key, step), step);
     }
     HEADRACE_EXPECT_OK((*store)->commit({.step = step}));
   }

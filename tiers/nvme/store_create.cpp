@@ -161,6 +161,7 @@ Result<std::unique_ptr<Store>> Store::create(const StoreOptions& options,
   }
   HEADRACE_TRY(check_distinct(paths));
   StoreLayoutOptions layout{.slots = options.slots,
+                            .undo_slot = options.undo_slot,
                             .prewrite = options.prewrite,
                             .copy = options.copy,
                             .progress = options.progress,

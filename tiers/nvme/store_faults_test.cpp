@@ -259,7 +259,7 @@ TEST_P(DamagedStore, ANewerFormatIsRefusedAsUsage) {
 }
 
 TEST_P(DamagedStore, UnknownFeaturesAreRefusedAsUsage) {
-  change_superblocks([](format::Superblock& block) { block.features_incompatible = 1; });
+  change_superblocks([](format::Superblock& block) { block.features_incompatible = 2; });
   EXPECT_EQ(open_error().code, ExitCode::kUsage);
 }
 

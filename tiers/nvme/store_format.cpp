@@ -46,6 +46,7 @@ format::Superblock first_superblock(const Id128& id,
   block.magic = format::kSuperblockMagic;
   block.format_version = format::kVersion;
   block.page_bytes = kPageBytes;
+  block.features_incompatible = options.undo_slot ? format::kFeatureUndoSlot : 0;
   block.store_id = format::store_id_bytes(id);
   block.flags = format::kFlagCreating;
   block.slots = options.slots;
@@ -190,10 +191,14 @@ Result<PlannedLayout> plan_layout(const StoreContents& contents,
     shares.push_back(std::move(share));
   }
   HEADRACE_TRY(format::check_contents(contents));
-  HEADRACE_ASSIGN(FolderAssignment assigned,
-                  assign_folders(format::stored_bytes(contents.tiles, options.slots), shares));
+  HEADRACE_ASSIGN(
+      FolderAssignment assigned,
+      assign_folders(format::stored_bytes(contents.tiles,
+                                          format::physical_slots(options.slots, options.undo_slot)),
+                     shares));
   PlannedLayout planned;
   planned.options = format::LayoutOptions{.slots = options.slots,
+                                          .undo_slot = options.undo_slot,
                                           .folder_of = std::move(assigned.folder_of),
                                           .folder_count = static_cast<std::uint32_t>(paths.size()),
                                           .folder_paths = text};

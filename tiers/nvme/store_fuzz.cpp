@@ -102,7 +102,8 @@ class Schedule {
   [[nodiscard]] bool step_once();
   [[nodiscard]] bool commit_once();
   void submit_step();
-  void write_tile(const TileBytes& tile);
+  void settle_step(bool keep);
+  void write_tile(const TileBytes& tile, std::int64_t step);
   void read_extent(const ExtentKey& key);
   [[nodiscard]] IoLane& some_lane(const ExtentKey& key);
   void pump();
@@ -117,6 +118,7 @@ class Schedule {
   std::mt19937_64 random_;
   bool silent_ = false;  // faults that nobody reports
   std::uint32_t slots_ = 2;
+  bool undo_slot_ = false;
   StoreContents contents_;
   std::vector<ExtentKey> keys_;
   std::map<ExtentKey, std::uint64_t, KeyOrder> bytes_;
@@ -139,7 +141,9 @@ class Schedule {
 
   std::vector<Read> reads_;
   std::int64_t step_ = 0;
+  bool speculative_ = false;
   Steps newest_;
+  Steps before_;  // of what the step has written speculatively; -1: nothing
   Commit acknowledged_;
   Commit attempted_;
 };
@@ -147,6 +151,7 @@ class Schedule {
 Schedule::Schedule(std::uint64_t seed) : random_(seed) {
   silent_ = one_in(3);
   slots_ = one_in(4) ? 1 : 2;
+  undo_slot_ = one_in(2);
   make_contents();
   make_disks();
 }
@@ -173,7 +178,7 @@ void Schedule::make_contents() {
   }
   contents_.tensor_table = "{}";
   contents_.layout_tag = "fuzz";
-  memory_ = std::move(PageBuffer::create(3 * total).value());
+  memory_ = std::move(PageBuffer::create(4 * total).value());
 }
 
 void Schedule::make_disks() {
@@ -227,8 +232,8 @@ bool Schedule::format() {
   if (one_in(10)) {
     power_.cut_after(below(60));
   }
-  Result<std::unique_ptr<Store>> made =
-      Store::format(files(), Id128{random_(), random_()}, contents_, {.slots = slots_});
+  Result<std::unique_ptr<Store>> made = Store::format(
+      files(), Id128{random_(), random_()}, contents_, {.slots = slots_, .undo_slot = undo_slot_});
   if (made) {
     store_ = std::move(*made);
     return true;
@@ -347,19 +352,22 @@ IoLane& Schedule::some_lane(const ExtentKey& key) {
   return engines_[folder]->lane(static_cast<int>(below(lanes)));
 }
 
-void Schedule::write_tile(const TileBytes& tile) {
+void Schedule::write_tile(const TileBytes& tile, std::int64_t step) {
   for (const ExtentKind kind : {ExtentKind::kParam, ExtentKind::kState}) {
     const ExtentKey key{.unit = tile.unit, .tile = tile.tile, .kind = kind};
     if (!bytes_.contains(key)) {
       continue;
     }
     const std::span<std::byte> source = memory(bytes_.at(key));
-    fill(source, key, step_);
+    fill(source, key, step);
     IoLane& lane = some_lane(key);
     lane.wait(last_use_[key]);
-    lane.write(key, source, step_, 0, below(100));
+    lane.write(key, source, step, 0, below(100));
     last_use_[key] = lane.record();
-    newest_[key] = step_;
+    if (speculative_ && step == step_) {
+      before_[key] = newest_.contains(key) ? newest_[key] : -1;
+    }
+    newest_[key] = step;
   }
 }
 
@@ -412,13 +420,29 @@ void Schedule::submit_step() {
     if (!first && one_in(2)) {
       read_extent(key);
     }
+    if (speculative_ && one_in(4)) {
+      write_tile(tile, step_ - 1);  // late: not this step's, and so it counts
+    }
     if (first || !one_in(3)) {
-      write_tile(tile);
+      write_tile(tile, step_);
     }
     if (one_in(2)) {
       read_extent(key);
     }
   }
+}
+
+void Schedule::settle_step(bool keep) {
+  store_->settle(keep);
+  for (const auto& [key, step] : before_) {
+    if (!keep && step < 0) {
+      newest_.erase(key);
+    } else if (!keep) {
+      newest_[key] = step;
+    }
+  }
+  before_.clear();
+  speculative_ = false;
 }
 
 void Schedule::check_reads() {
@@ -438,6 +462,11 @@ bool Schedule::step_once() {
     check_fault(status.error(), false);
     return false;
   }
+  before_.clear();
+  speculative_ = undo_slot_ && !one_in(3);
+  if (speculative_) {
+    store_->speculate(++step_);
+  }
   submit_step();
   pump();
   if (runtime_->fault.raised()) {
@@ -445,6 +474,9 @@ bool Schedule::step_once() {
     return false;
   }
   check_reads();
+  if (speculative_) {
+    settle_step(!one_in(3));
+  }
   return true;
 }
 
@@ -487,7 +519,11 @@ void Schedule::live() {
   }
   const std::uint64_t steps = 1 + below(kStepsMax);
   for (std::uint64_t i = 0; i < steps; ++i) {
-    if (!step_once() || (one_in(2) && !commit_once())) {
+    if (!step_once()) {
+      return;
+    }
+    // What was never written, or was forgotten, cannot be committed.
+    if (newest_.size() == keys_.size() && one_in(2) && !commit_once()) {
       return;
     }
   }

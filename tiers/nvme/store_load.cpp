@@ -77,7 +77,8 @@ Status check_parts(const std::vector<Candidate>& parts) {
                       i + 1));
     }
     if (block.tile_table.xxh3 != first.tile_table.xxh3 || block.slots != first.slots ||
-        block.format_version != first.format_version) {
+        block.format_version != first.format_version ||
+        block.features_incompatible != first.features_incompatible) {
       return wrong_folder(file, "its tile table is not that of the first folder");
     }
   }
@@ -180,8 +181,8 @@ Status read_commit(StoreState& state) {
   }
   for (std::size_t i = 0; i < map.entries.size(); ++i) {
     const format::MapEntry& entry = map.entries[i];
-    state.newest[2 * i].store(StoreState::newest_of(entry.param_step, entry.slot));
-    state.newest[2 * i + 1].store(StoreState::newest_of(entry.state_step, entry.slot));
+    state.newest[2 * i].store(newest_of(entry.param_step, entry.slot));
+    state.newest[2 * i + 1].store(newest_of(entry.state_step, entry.slot));
     state.committed_slot[i].store(entry.slot);
   }
   state.committed = std::move(map.entries);

@@ -51,14 +51,14 @@ TEST(TwoSlots, TheFirstWriteSwitchesLaterOnesStayAndUnwrittenTilesKeepTheirPlace
     for (std::size_t i = 0; i < 2; ++i) {  // both extents of the first tile
       HEADRACE_EXPECT_OK(store->write_now(keys[i], testing::pattern(*store, keys[i], step), step));
       EXPECT_EQ(store->read_place(keys[i]).slot, 1U);
-      EXPECT_EQ(store->write_place(keys[i]).slot, 1U);
+      EXPECT_EQ(store->write_place(keys[i], step).slot, 1U);
     }
   }
   HEADRACE_EXPECT_OK(store->commit({.step = 4}));
   EXPECT_EQ(store->read_place(keys[0]).slot, 1U);
-  EXPECT_EQ(store->write_place(keys[0]).slot, 0U);
+  EXPECT_EQ(store->write_place(keys[0], 9).slot, 0U);
   EXPECT_EQ(store->read_place(keys[2]).slot, 0U);
-  EXPECT_EQ(store->write_place(keys[2]).slot, 1U);
+  EXPECT_EQ(store->write_place(keys[2], 9).slot, 1U);
   expect_holds(*store, keys[0], 4);
   expect_holds(*store, keys[2], 1);
 }

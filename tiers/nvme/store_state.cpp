@@ -22,14 +22,19 @@ Status StoreState::take_tiles(std::vector<format::TileEntry> entries) {
   tiles = std::move(entries);
   newest = std::make_unique<std::atomic<std::int64_t>[]>(2 * tiles.size());
   committed_slot = std::make_unique<std::atomic<std::uint32_t>[]>(tiles.size());
+  if (format::has_undo_slot(block())) {
+    newest_before = std::make_unique<std::atomic<std::int64_t>[]>(2 * tiles.size());
+    for (std::size_t i = 0; i < 2 * tiles.size(); ++i) {
+      newest_before[i].store(kNotSpeculative, std::memory_order_relaxed);
+    }
+  }
   contents.tiles.clear();
   contents.tiles.reserve(tiles.size());
   std::uint64_t payload_bytes_max = 0;
   for (std::size_t i = 0; i < tiles.size(); ++i) {
     newest[2 * i].store(kNeverWritten, std::memory_order_relaxed);
     newest[2 * i + 1].store(kNeverWritten, std::memory_order_relaxed);
-    // Before the first commit writes go to slot 0.
-    committed_slot[i].store(block().slots - 1, std::memory_order_relaxed);
+    committed_slot[i].store(kNoSlot, std::memory_order_relaxed);
     contents.tiles.push_back(TileBytes{.unit = tiles[i].unit,
                                        .tile = tiles[i].tile,
                                        .param_bytes = tiles[i].param_bytes,
@@ -64,8 +69,7 @@ std::size_t StoreState::extent_index(const ExtentKey& key) const {
 }
 
 std::int64_t StoreState::step(const ExtentKey& key) const {
-  const std::int64_t value = newest[extent_index(key)].load(std::memory_order_acquire);
-  return value == kNeverWritten ? kNeverWritten : value / 2;
+  return step_of_newest(newest[extent_index(key)].load(std::memory_order_acquire));
 }
 
 ExtentPlace StoreState::place(const ExtentKey& key, std::uint32_t slot) const {
@@ -75,13 +79,60 @@ ExtentPlace StoreState::place(const ExtentKey& key, std::uint32_t slot) const {
 
 ExtentPlace StoreState::read_place(const ExtentKey& key) const {
   const std::int64_t value = newest[extent_index(key)].load(std::memory_order_acquire);
-  return place(key, value == kNeverWritten ? 0 : static_cast<std::uint32_t>(value % 2));
+  return place(key, value == kNeverWritten ? 0 : slot_of_newest(value));
 }
 
-ExtentPlace StoreState::write_place(const ExtentKey& key) const {
-  const std::size_t tile = tile_index(key.unit, key.tile);
-  const std::uint32_t taken = committed_slot[tile].load(std::memory_order_acquire);
-  return place(key, block().slots == 1 ? 0 : 1 - taken);
+namespace {
+
+std::uint32_t smallest_slot_but(std::uint32_t first, std::uint32_t second) {
+  std::uint32_t slot = 0;
+  while (slot == first || slot == second) {
+    ++slot;
+  }
+  return slot;
+}
+
+}  // namespace
+
+ExtentPlace StoreState::write_place(const ExtentKey& key, std::int64_t step) const {
+  const std::size_t extent = extent_index(key);
+  const std::uint32_t now = slot_of_newest(newest[extent].load(std::memory_order_acquire));
+  // With one slot nothing keeps what the commit names.
+  const std::uint32_t kept =
+      block().slots == 1 ? kNoSlot : committed_slot[extent / 2].load(std::memory_order_acquire);
+  HEADRACE_ASSERT(
+      !newest_before || newest_before[extent].load(std::memory_order_acquire) == kNotSpeculative,
+      "an extent is written once at most between its speculative write and settle()");
+  if (step == speculative_step.load(std::memory_order_acquire)) {
+    return place(key, smallest_slot_but(kept, now));
+  }
+  return place(key, now != kNoSlot && now != kept ? now : smallest_slot_but(kept, kept));
+}
+
+void StoreState::wrote(const ExtentKey& key, std::uint32_t slot, std::int64_t step) {
+  const std::size_t extent = extent_index(key);
+  if (step == speculative_step.load(std::memory_order_acquire)) {
+    const std::int64_t before = newest[extent].load(std::memory_order_acquire);
+    HEADRACE_ASSERT(newest_before[extent].load(std::memory_order_acquire) == kNotSpeculative &&
+                        slot != slot_of_newest(before),
+                    "a speculative write leaves what was there before");
+    newest_before[extent].store(before, std::memory_order_release);
+  }
+  newest[extent].store(newest_of(step, slot), std::memory_order_release);
+}
+
+void StoreState::settle(bool keep) {
+  if (!speculating()) {
+    return;
+  }
+  for (std::size_t i = 0; i < 2 * tiles.size(); ++i) {
+    const std::int64_t before =
+        newest_before[i].exchange(kNotSpeculative, std::memory_order_acq_rel);
+    if (before != kNotSpeculative && !keep) {
+      newest[i].store(before, std::memory_order_release);
+    }
+  }
+  speculative_step.store(kNotSpeculative, std::memory_order_release);
 }
 
 format::ExtentIdentity StoreState::identity(const ExtentKey& key, const ExtentPlace& place) const {

@@ -2,14 +2,15 @@
 //
 // Invariant: `files[i].block` is the superblock copy `files[i].copy` as it lies in folder i's file;
 // the next one goes to the other copy, so that a torn write leaves this one. Thread: as Store,
-// except `newest`, `committed_slot` and `dirty`, which an engine's thread reads and writes too
-// (atomics; the order comes from queues and events).
+// except `newest`, `newest_before`, `committed_slot` and `dirty`, which an engine's thread reads
+// and writes too (atomics; the order comes from queues and events).
 #pragma once
 
 #include <array>
 #include <atomic>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <string>
@@ -24,6 +25,26 @@
 namespace headrace::tiers::nvme {
 
 inline constexpr std::int64_t kNeverWritten = -1;
+inline constexpr std::int64_t kNotSpeculative = -2;
+inline constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
+inline constexpr std::int64_t kPhysicalSlotsMax = 4;  // that a value of `newest` has room for
+
+static_assert(format::kSlotsMax + 1 <= kPhysicalSlotsMax);
+static_assert(format::kStepMax <= std::numeric_limits<std::int64_t>::max() / kPhysicalSlotsMax - 1);
+
+// A write's step and slot in one value: of an extent's newest write, or kNeverWritten.
+[[nodiscard]] constexpr std::int64_t newest_of(std::int64_t step, std::uint32_t slot) {
+  return step < 0 ? kNeverWritten : kPhysicalSlotsMax * step + slot;
+}
+
+[[nodiscard]] constexpr std::int64_t step_of_newest(std::int64_t newest) {
+  return newest < 0 ? kNeverWritten : newest / kPhysicalSlotsMax;
+}
+
+// kNoSlot where there is no write.
+[[nodiscard]] constexpr std::uint32_t slot_of_newest(std::int64_t newest) {
+  return newest < 0 ? kNoSlot : static_cast<std::uint32_t>(newest % kPhysicalSlotsMax);
+}
 
 // A folder's file and the superblock that counts in it.
 struct StoreFile {
@@ -41,10 +62,13 @@ struct StoreState {
   StoreContents contents;
   std::vector<std::string> folder_paths;  // as they were when the store was made
   std::optional<CommitRecord> last_commit;
-  // Of tile i (param at 2 i, state at 2 i + 1): 2 x the newest write's step + its slot, or
-  // kNeverWritten.
+  // Of tile i (param at 2 i, state at 2 i + 1): newest_of the newest write.
   std::unique_ptr<std::atomic<std::int64_t>[]> newest;
-  // Of tile i: the slot that the last commit names.
+  // With an undo slot, of the same extents: what `newest` was before the speculative write, or
+  // kNotSpeculative.
+  std::unique_ptr<std::atomic<std::int64_t>[]> newest_before;
+  std::atomic<std::int64_t> speculative_step{kNotSpeculative};
+  // Of tile i: the slot that the last commit names; kNoSlot before the first.
   std::unique_ptr<std::atomic<std::uint32_t>[]> committed_slot;
   std::vector<format::MapEntry> committed;  // of tile i, in the last commit
   std::atomic<bool> dirty{false};
@@ -61,7 +85,14 @@ struct StoreState {
   [[nodiscard]] std::int64_t step(const ExtentKey& key) const;
   [[nodiscard]] ExtentPlace place(const ExtentKey& key, std::uint32_t slot) const;
   [[nodiscard]] ExtentPlace read_place(const ExtentKey& key) const;
-  [[nodiscard]] ExtentPlace write_place(const ExtentKey& key) const;
+  [[nodiscard]] ExtentPlace write_place(const ExtentKey& key, std::int64_t step) const;
+  void wrote(const ExtentKey& key, std::uint32_t slot, std::int64_t step);
+  void settle(bool keep);
+
+  [[nodiscard]] bool speculating() const {
+    return speculative_step.load(std::memory_order_acquire) != kNotSpeculative;
+  }
+
   [[nodiscard]] format::ExtentIdentity identity(const ExtentKey& key,
                                                 const ExtentPlace& place) const;
   // "unit 3, tile 0 (state) of '/x/data', at offset 8192"
@@ -79,11 +110,6 @@ struct StoreState {
   [[nodiscard]] std::vector<std::uint32_t> all_folders() const;
   // The superblocks of all folders, for write_superblocks.
   [[nodiscard]] std::vector<format::Superblock> blocks() const;
-
-  // A value of `newest`.
-  [[nodiscard]] static std::int64_t newest_of(std::int64_t step, std::uint32_t slot) {
-    return step < 0 ? kNeverWritten : 2 * step + slot;
-  }
 
   [[nodiscard]] const format::Superblock& block() const { return files.front().block; }
 };
