@@ -147,6 +147,7 @@ class Loader {
     switch (kind) {
       case Kind::kText:
       case Kind::kPath:
+      case Kind::kTokenizer:
       case Kind::kSize:
       case Kind::kRate:
       case Kind::kEndurance:

@@ -104,7 +104,7 @@ void check_data(const RunConfig& config, std::vector<Error>& errors) {
          .what = "data.token_width = 3: tokens are of 2 or 4 bytes",
          .hint = "see what wrote the file"});
   }
-  if (data.token_width && !data.tokenizer.empty()) {
+  if (data.token_width && data.tokenizer == "bytes") {
     add(config,
         errors,
         {.key = "data.token_width",

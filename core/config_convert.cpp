@@ -252,6 +252,11 @@ Result<Value> to_path(const Context& context, const ConfigValue& value) {
   return Value(absolute_path(context.base_folder, text));
 }
 
+Result<Value> to_tokenizer(const Context& context, const ConfigValue& value) {
+  HEADRACE_ASSIGN(const std::string text, to_text(context, value, "text", ""));
+  return Value(text.empty() || text == "bytes" ? text : absolute_path(context.base_folder, text));
+}
+
 // Kept as "cpu" or "cuda:N".
 Result<Value> to_device(const Context& context, const ConfigValue& value) {
   HEADRACE_ASSIGN(const std::string text, to_text(context, value, "text", ""));
@@ -282,6 +287,8 @@ Result<Value> convert_kind(Kind kind, const Context& context, const ConfigValue&
       return to_device(context, value);
     case Kind::kPath:
       return to_path(context, value);
+    case Kind::kTokenizer:
+      return to_tokenizer(context, value);
     case Kind::kInteger:
       return as_value(to_integer(context, value));
     case Kind::kNumber:

@@ -132,11 +132,6 @@ constexpr Refusal kTf32Refusals[] = {
      "it rounds the inputs of fp32 products on GPUs, and this version has no CUDA kernels",
      "leave it out"},
 };
-constexpr Refusal kTokenizerRefusals[] = {
-    {"*",
-     "tokenizer files are not in this version",
-     "use \"bytes\" for text, or tokenize beforehand and leave it out for token files"},
-};
 
 constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::run, &RunSection::name>(
@@ -273,13 +268,12 @@ constexpr Key<RunConfig> kRunKeys[] = {
          .doc = "files and globs (*, ?, [..], **): text with a tokenizer, or token files",
          .makes_numbers = true,
          .default_words = "none; needed to train"}),
-    key<&RunConfig::data, &DataSection::tokenizer>({.name = "data.tokenizer",
-                                                    .kind = Kind::kText,
-                                                    .doc = "what turns text into tokens",
-                                                    .makes_numbers = true,
-                                                    .choices = "bytes",
-                                                    .refusals = kTokenizerRefusals,
-                                                    .default_words = "none: token files"}),
+    key<&RunConfig::data, &DataSection::tokenizer>(
+        {.name = "data.tokenizer",
+         .kind = Kind::kTokenizer,
+         .doc = "\"bytes\" for text; or the tokenizer.json of token files, or its directory",
+         .makes_numbers = true,
+         .default_words = "none: token files"}),
     key<&RunConfig::data, &DataSection::order>(
         {.name = "data.order",
          .kind = Kind::kText,

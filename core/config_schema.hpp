@@ -24,6 +24,7 @@ enum class Kind {
   kText,
   kDevice,  // "cpu" or "cuda:N"
   kPath,
+  kTokenizer,  // "bytes" or a path
   kInteger,
   kNumber,
   kBool,

@@ -263,6 +263,12 @@ TEST_F(ConfigTest, AllErrorsAreReportedAtOnceInTheOrderOfTheFile) {
   }
 }
 
+TEST_F(ConfigTest, ATokenizerIsBytesOrAPathBelowTheFilesFolder) {
+  EXPECT_EQ(load(kModel, {"data.tokenizer=bytes"}).value().data.tokenizer, "bytes");
+  EXPECT_EQ(load(kModel, {"data.tokenizer=x/tokenizer.json"}).value().data.tokenizer,
+            working_directory() + "/x/tokenizer.json");
+}
+
 // Field note (an unsupported mode trains nothing, without an error).
 TEST_F(ConfigTest, WhatThisVersionDoesNotDoIsRefusedWithAReason) {
   const char* refused[] = {
@@ -271,7 +277,6 @@ TEST_F(ConfigTest, WhatThisVersionDoesNotDoIsRefusedWithAReason) {
       "precision.grad=fp16",
       "precision.tf32=true",
       "optim.update=speculative",
-      "data.tokenizer=tokenizer.json",
   };
   for (const char* set : refused) {
     const Error error = error_of(kModel, {set});

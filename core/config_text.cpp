@@ -164,6 +164,8 @@ std::string_view kind_name(Kind kind) {
       return "text";
     case Kind::kPath:
       return "path";
+    case Kind::kTokenizer:
+      return "\"bytes\" or path";
     case Kind::kInteger:
       return "integer";
     case Kind::kNumber:

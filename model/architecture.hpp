@@ -40,7 +40,7 @@ struct Architecture {
   // Carried along, without effect on numbers.
   std::vector<std::int64_t> bos_tokens;
   std::vector<std::int64_t> eos_tokens;
-  std::string tokenizer;  // "bytes", or "": not said
+  std::string tokenizer;  // "bytes", a tokenizer.json or its directory, or "": not said
 
   friend bool operator==(const Architecture&, const Architecture&) = default;
 };

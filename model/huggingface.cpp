@@ -12,9 +12,11 @@
 
 #include "core/assert.hpp"
 #include "core/files.hpp"
+#include "core/log.hpp"
 #include "model/config_json.hpp"
 #include "model/problems.hpp"
 #include "model/spec.hpp"
+#include "model/tokenizer.hpp"
 
 namespace headrace::model {
 
@@ -59,7 +61,8 @@ bool is_other_weights(std::string_view name) {
 bool is_left_over(std::string_view name) {
   return name == "model.safetensors.partial" ||
          (name.ends_with(".tmp") &&
-          (name.starts_with("config.json.") || name.starts_with("generation_config.json.")));
+          (name.starts_with("config.json.") || name.starts_with("generation_config.json.") ||
+           name.starts_with("tokenizer.json.")));
 }
 
 bool is_own_file(std::string_view name) {
@@ -261,6 +264,25 @@ Status check_export_target(const std::string& dir, ExportOver over) {
   return {};
 }
 
+namespace {
+
+// The tokenizer.json that the run names, if it is still there.
+Status export_tokenizer(const Architecture& architecture, const std::string& dir) {
+  const std::string& name = architecture.tokenizer;
+  if (name.empty() || name == "bytes") {
+    return {};
+  }
+  const std::string file = is_directory(name) ? tokenizer_file_in(name) : name;
+  if (!is_regular_file(file)) {
+    log_warning(fmt::format("'{}' is exported without tokenizer.json: '{}' is gone", dir, name));
+    return {};
+  }
+  HEADRACE_ASSIGN(const std::string text, read_file(file, kTokenizerBytesMax));
+  return write_file_atomically(dir + "/tokenizer.json", text);
+}
+
+}  // namespace
+
 Status export_huggingface(const Architecture& architecture,
                           const plan::ModelSpec& spec,
                           const HuggingFaceExport& request) {
@@ -289,11 +311,18 @@ Status export_huggingface(const Architecture& architecture,
   HEADRACE_TRY(
       write_file_atomically(request.dir + "/generation_config.json",
                             generation_config_to_json(architecture).dump(kIndentSpaces) + "\n"));
-  Json config = config_to_json(architecture, request.dtype);
+  Architecture described = architecture;
+  // A tokenizer.json goes along, its place on this machine does not.
+  if (described.tokenizer != "bytes") {
+    described.tokenizer.clear();
+  }
+  Json config = config_to_json(described, request.dtype);
   if (config.find(kOwnField) == nullptr) {
     config.set(std::string(kOwnField), Json::object());
   }
-  return write_file_atomically(request.dir + "/config.json", config.dump(kIndentSpaces) + "\n");
+  HEADRACE_TRY(
+      write_file_atomically(request.dir + "/config.json", config.dump(kIndentSpaces) + "\n"));
+  return export_tokenizer(architecture, request.dir);
 }
 
 }  // namespace headrace::model

@@ -10,8 +10,6 @@ namespace headrace::model {
 
 namespace {
 
-constexpr std::uint64_t kFileBytesMax = std::uint64_t{128} << 20U;
-
 class ByteTokenizer final : public Tokenizer {
  public:
   [[nodiscard]] std::string_view name() const override { return "bytes"; }
@@ -67,7 +65,7 @@ Result<std::unique_ptr<Tokenizer>> make_tokenizer(const std::string& name) {
                                      : "there is no such file")
         .with_hint("use \"bytes\", a tokenizer.json, or a directory that holds one");
   }
-  HEADRACE_ASSIGN(const std::string text, read_file(file, kFileBytesMax));
+  HEADRACE_ASSIGN(const std::string text, read_file(file, kTokenizerBytesMax));
   return parse_tokenizer_json(text, file);
 }
 

@@ -41,6 +41,8 @@ class Tokenizer {
 // Each byte is a token: 256 of them.
 inline constexpr std::int64_t kByteVocab = 256;
 
+inline constexpr std::uint64_t kTokenizerBytesMax = std::uint64_t{128} << 20U;  // of a file
+
 // "bytes", a tokenizer.json, or a directory that holds one.
 [[nodiscard]] Result<std::unique_ptr<Tokenizer>> make_tokenizer(const std::string& name);
 

@@ -48,6 +48,21 @@ TEST_F(TokensTest, TextIsItsBytes) {
   EXPECT_EQ(all_tokens(**source), (Tokens{'a', 'b', 255, 'c'}));
 }
 
+TEST_F(TokensTest, TextForATokenizerFileIsRefusedWithTheCommandThatMakesTokens) {
+  TokenOptions options = options_of(300, "it's/tokenizer.json");
+  options.eos = 7;
+  const std::string text = write("a.txt", "ab");
+  const auto source = TokenSource::open({text}, options);
+  EXPECT_EQ(code_of(source), ExitCode::kUsage);
+  EXPECT_NE(
+      source.error().hint.find("headrace tokenize --tokenizer 'it'\\''s/tokenizer.json' --to " +
+                               text + ".bin --eos 7 " + text),
+      std::string::npos)
+      << source.error().hint;
+  options.token_width = 2;
+  EXPECT_TRUE(TokenSource::open({write("a.bin", std::string("\1\0", 2))}, options));
+}
+
 TEST_F(TokensTest, EndOfTextFollowsEachTextFile) {
   TokenOptions options = options_of(257, "bytes");
   options.eos = 256;

@@ -182,7 +182,7 @@ Result<EvaluatedModel> evaluate_directory(const EvaluateDirectory& request) {
     config.eval.data.push_back(absolute_path(working_directory(), pattern));
   }
   config.data.train = config.eval.data;
-  config.data.tokenizer = tokenizer_of(weights->architecture());
+  config.data.tokenizer = tokenizer_of_directory(request.dir, weights->architecture());
   config.batch.seq_len = request.seq_len;
   config.batch.micro_batch = kDirectoryMicroBatch;
   config = resolve_config(std::move(config), std::nullopt);

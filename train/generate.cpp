@@ -118,14 +118,32 @@ Status check_finite(std::span<const float> logits, const Weights& weights) {
       .with_hint("its weights hold NaN or Inf, or lead to it: they cannot be used");
 }
 
-Result<std::unique_ptr<model::Tokenizer>> tokenizer_for(const Weights& weights) {
-  const std::string name = tokenizer_of(weights.architecture());
+Result<std::unique_ptr<model::Tokenizer>> tokenizer_for(const std::string& dir,
+                                                        const Weights& weights) {
+  const std::string name = tokenizer_of_directory(dir, weights.architecture());
   if (name.empty()) {
-    return usage_error(
-               fmt::format("{} names no tokenizer that this version has", weights.description()))
-        .with_hint("models that headrace trained on bytes can generate");
+    return usage_error(fmt::format("{} has no tokenizer", weights.description()))
+        .with_hint("put its tokenizer.json beside its config.json");
   }
   return model::make_tokenizer(name);
+}
+
+// The tokenizer of another model may have more tokens.
+Status check_prompt(const std::vector<std::int32_t>& tokens,
+                    const model::Tokenizer& tokenizer,
+                    const Weights& weights) {
+  const std::int64_t vocab = weights.architecture().vocab;
+  for (const std::int32_t token : tokens) {
+    if (token >= vocab) {
+      return usage_error(fmt::format("the prompt has token {}, but the model's vocabulary has {}",
+                                     token,
+                                     vocab))
+          .with_why(
+              fmt::format("the tokenizer '{}' has {} tokens", tokenizer.name(), tokenizer.vocab()))
+          .with_hint("use the tokenizer that the model was trained with");
+    }
+  }
+  return {};
 }
 
 }  // namespace
@@ -162,12 +180,14 @@ std::int32_t sample_token(std::span<const float> logits,
 Result<Generated> generate(const GenerateRequest& request,
                            const std::function<bool(std::string_view)>& on_text) {
   HEADRACE_ASSIGN(const std::unique_ptr<Weights> weights, open_weights(request.dir, {}));
-  HEADRACE_ASSIGN(const std::unique_ptr<model::Tokenizer> tokenizer, tokenizer_for(*weights));
+  HEADRACE_ASSIGN(const std::unique_ptr<model::Tokenizer> tokenizer,
+                  tokenizer_for(request.dir, *weights));
   std::vector<std::int32_t> tokens;
   HEADRACE_TRY(tokenizer->encode(request.prompt, tokens));
   if (tokens.empty()) {
     return usage_error("the prompt is empty").with_hint("--prompt TEXT: at least one character");
   }
+  HEADRACE_TRY(check_prompt(tokens, *tokenizer, *weights));
   HEADRACE_ASSIGN(
       Generator generator,
       make_generator(*weights,

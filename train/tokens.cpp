@@ -129,6 +129,30 @@ Status read_raw_layout(TokenFile& file, int width) {
   return {};
 }
 
+// Quoted for a shell where it must be.
+std::string shell_word(std::string_view text) {
+  constexpr std::string_view kPlain =
+      "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789/._-+=:,@%";
+  if (!text.empty() && text.find_first_not_of(kPlain) == std::string_view::npos) {
+    return std::string(text);
+  }
+  std::string word = "'";
+  for (const char character : text) {
+    word += character == '\'' ? std::string("'\\''") : std::string(1, character);
+  }
+  return word + "'";
+}
+
+// What makes a token file of a text.
+std::string tokenize_command(const std::string& path, const TokenOptions& options) {
+  return fmt::format(
+      "headrace tokenize --tokenizer {} --to {} {}{}\n        makes one: name it instead",
+      shell_word(options.tokenizer),
+      shell_word(path + ".bin"),
+      options.eos ? fmt::format("--eos {} ", *options.eos) : "",
+      shell_word(path));
+}
+
 Status classify(TokenFile& file, int descriptor, const TokenOptions& options) {
   std::array<std::byte, 16> head = {};
   const std::size_t head_bytes = std::min<std::size_t>(head.size(), file.file_bytes);
@@ -147,6 +171,14 @@ Status classify(TokenFile& file, int descriptor, const TokenOptions& options) {
   if (options.token_width) {
     return read_raw_layout(file, *options.token_width);
   }
+  if (!options.tokenizer.empty() && options.tokenizer != "bytes") {
+    return usage_error(fmt::format("data: '{}' is no token file", file.path))
+        .with_why(
+            "a training run reads tokens at any place, and text by a tokenizer.json has no "
+            "such places")
+        .with_hint(tokenize_command(file.path, options))
+        .with_where(options.where);
+  }
   if (!options.tokenizer.empty()) {
     file.kind = FileKind::kText;
     file.stored = static_cast<std::int64_t>(file.file_bytes);
@@ -156,7 +188,9 @@ Status classify(TokenFile& file, int descriptor, const TokenOptions& options) {
   return usage_error(fmt::format("data: cannot tell what '{}' is", file.path))
       .with_why("it has no llm.c header, and neither data.tokenizer nor data.token_width is set")
       .with_hint(
-          "for text set data.tokenizer = \"bytes\"; for raw tokens data.token_width = 2 or 4")
+          "for text set data.tokenizer = \"bytes\", or make tokens of it with headrace tokenize; "
+          "for "
+          "raw tokens set data.token_width = 2 or 4")
       .with_where(options.where);
 }
 
@@ -339,7 +373,7 @@ TokenSource::~TokenSource() = default;
 Result<std::unique_ptr<TokenSource>> TokenSource::open(const std::vector<std::string>& files,
                                                        const TokenOptions& options) {
   HEADRACE_ASSERT(options.vocab > 0, "the vocabulary is known before data is opened");
-  if (!options.tokenizer.empty() && options.token_width) {
+  if (options.tokenizer == "bytes" && options.token_width) {
     return usage_error("data.tokenizer and data.token_width exclude each other")
         .with_why("text is cut by the tokenizer, raw token files by token_width")
         .with_where(options.where);

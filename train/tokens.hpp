@@ -26,7 +26,7 @@ inline constexpr std::size_t kTokenBufferBytes = std::size_t{256} << 10U;
 inline constexpr std::size_t kOpenFilesMax = 64;
 
 struct TokenOptions {
-  std::string tokenizer;            // "bytes", or "" (token files only)
+  std::string tokenizer;            // "bytes", "" or a tokenizer.json: token files only
   std::optional<int> token_width;   // bytes of a raw file's tokens: 2 or 4
   std::optional<std::int64_t> eos;  // put after each text file
   std::int64_t vocab = 0;           // tokens must be below it

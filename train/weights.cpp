@@ -228,6 +228,12 @@ std::string tokenizer_of(const model::Architecture& architecture) {
   return architecture.tokenizer;
 }
 
+std::string tokenizer_of_directory(const std::string& dir,
+                                   const model::Architecture& architecture) {
+  std::string file = model::tokenizer_file_in(dir);
+  return file.empty() ? tokenizer_of(architecture) : file;
+}
+
 Result<std::unique_ptr<Weights>> weights_of_commit(const tiers::nvme::Store& store,
                                                    const std::string& run_dir) {
   return make_committed(run_dir, store, nullptr);

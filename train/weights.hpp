@@ -36,6 +36,10 @@ class Weights {
 // and has 256 of them; "": only token files will do.
 [[nodiscard]] std::string tokenizer_of(const model::Architecture& architecture);
 
+// What turns text into the tokens of the model in a directory: its tokenizer.json, else as above.
+[[nodiscard]] std::string tokenizer_of_directory(const std::string& dir,
+                                                 const model::Architecture& architecture);
+
 // `ignore` is model.ignore. Errors: neither kind of directory; no commit; a bad model.
 [[nodiscard]] Result<std::unique_ptr<Weights>> open_weights(const std::string& dir,
                                                             const std::vector<std::string>& ignore);

@@ -9,6 +9,7 @@ import array
 import gzip
 import json
 import pathlib
+import shlex
 import struct
 import sys
 
@@ -43,7 +44,7 @@ class World:
 
     def __init__(self, headrace, testdata, folder):
         self.headrace, self.folder = headrace, folder
-        self.testdata = pathlib.Path(testdata)
+        self.testdata = pathlib.Path(testdata).resolve()
         self.texts = json.loads((self.testdata / "texts.json").read_text(encoding="utf-8"))
         self.cases = json.loads((self.testdata / "cases.json").read_text(encoding="utf-8"))
 
@@ -187,6 +188,45 @@ def check_errors(report, world):
                  outcome.code == USAGE and "--eos" in outcome.err, outcome)
 
 
+def check_training(report, world):
+    """The command that train asks for; then train, generate and export by the same tokenizer."""
+    tokenizer = world.testdata / "qwen2.json"
+    text = world.write("corpus.txt", "the wheel turns the stone\n" * 400)
+
+    def config(train):
+        return harness.write_toml(world.folder / "run.toml", {
+            "run": {"steps": 3, "dir": world.folder / "run"},
+            "model": {"arch": "gpt2", "layers": 1, "hidden": 32, "heads": 2, "max_seq_len": 32},
+            "data": {"train": [train], "tokenizer": tokenizer},
+            "batch": {"micro_batch": 2, "seq_len": 16}})
+
+    outcome = world.headrace.run("train", config(text))
+    command = [line.split("hint: ")[1] for line in outcome.err.splitlines()
+               if "hint: headrace tokenize" in line]
+    report.check("text for a tokenizer.json is refused, with a command",
+                 outcome.code == USAGE and len(command) == 1, outcome)
+    must(world.headrace.run(*shlex.split(command[0])[1:], "--eos", "none"))
+    must(world.headrace.run("train", config(f"{text}.bin")))
+    asked = ["--prompt", "the wheel", "--tokens", "8", "--json"]
+    told = must(world.headrace.run("generate", "--model", world.folder / "run", *asked)).json()
+    must(world.headrace.run("export", world.folder / "run", world.folder / "exported"))
+    own = json.loads((world.folder / "exported/config.json").read_text())["headrace"]
+    report.equal("an export names no file of this machine", own, {})
+    again = must(world.headrace.run("generate", "--model", world.folder / "exported", *asked))
+    report.check("the run and its export, which has the tokenizer, generate the same",
+                 again.json()["text"] == told["text"] and told["tokens"] == 8, again)
+    must(world.headrace.run("eval", "--model", world.folder / "exported", "--data", f"{text}.bin",
+                            "--seq-len", 16))
+    # Another tokenizer in its place has tokens that the model has not.
+    big = json.loads(tokenizer.read_text(encoding="utf-8"))
+    big["added_tokens"].append({**big["added_tokens"][-1], "id": 623, "content": "<|more|>"})
+    (world.folder / "exported/tokenizer.json").write_text(json.dumps(big))
+    outcome = world.headrace.run("generate", "--model", world.folder / "exported",
+                                 "--prompt", "the <|more|>")
+    report.check("a prompt with tokens outside the model is refused",
+                 outcome.code == USAGE and "623" in outcome.err, outcome)
+
+
 def check_against_peer(report, world):
     try:
         from tokenizers import Tokenizer  # pylint: disable=import-outside-toplevel
@@ -211,7 +251,7 @@ def main():
     with harness.scratch(report, "tokenize") as folder:
         world = World(headrace, sys.argv[2], folder)
         for check in (check_tokens, check_inputs, check_formats, check_cuts, check_errors,
-                      check_against_peer):
+                      check_training, check_against_peer):
             check(report, world)
     report.finish()
 
