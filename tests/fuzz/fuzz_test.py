@@ -23,7 +23,6 @@ TOKENIZER = [
     *CORE,
 ]
 STORE_PARSERS = ["superblock", "map", "tile_table", "extent_header"]
-TOKENIZER_PARSERS = ["tokenizer_json", "tokenizer_text"]
 FIXTURES = ROOT / "model/testdata/tokenizers"
 SKIP = 77
 COMPILERS = ["clang++-16", "clang++-15", "clang++-14", "clang++"]
@@ -52,10 +51,8 @@ def write_seeds(arguments, seeds):
                 seed.unlink()
         return
     texts = json.loads((FIXTURES / "texts.json").read_text(encoding="utf-8"))
-    if arguments.parser == "tokenizer_text":
-        for number, text in enumerate(texts):
-            (seeds / f"text-{number}").write_bytes(bytes([number % 4]) + text.encode())
-        return
+    for number, text in enumerate(texts):
+        (seeds / f"text-{number}").write_bytes(bytes([number % 4]) + text.encode())
     cases = json.loads((FIXTURES / "cases.json").read_text(encoding="utf-8"))
     for number, case in enumerate(cases):
         # Small ones: the vocabulary and the merges of a few bytes.
@@ -76,7 +73,7 @@ def build_fuzzer(arguments, build):
     command += ["-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{ROOT}"]
     command += [f"-DHEADRACE_FUZZ_PARSER=fuzz_{arguments.parser}", *sources]
     command += ["-o", binary, "-lfmt", "-lxxhash"]
-    if arguments.parser in TOKENIZER_PARSERS:
+    if arguments.parser == "tokenizer":
         command += [f'-DHEADRACE_MODEL_TESTDATA="{FIXTURES.parent}"', "-lpcre2-8", "-lunistring"]
     subprocess.run(command, check=True)
     return binary
@@ -84,7 +81,7 @@ def build_fuzzer(arguments, build):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parser", choices=STORE_PARSERS + TOKENIZER_PARSERS)
+    parser.add_argument("parser", choices=[*STORE_PARSERS, "tokenizer"])
     parser.add_argument("--compiler", help="default: the first clang++ that has libFuzzer")
     parser.add_argument("--seeds", required=True, help="the binary store_seeds")
     parser.add_argument("--build", required=True, help="a folder for binaries and inputs")
