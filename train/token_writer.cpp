@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <fmt/format.h>
 #include <sys/file.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <array>
@@ -22,6 +23,14 @@ Error writing_error(const std::string& path, int errno_value) {
     error.hint = "free space there, or name another place";
   }
   return error;
+}
+
+// Whether the file still has this name: who held the lock may have given it its last one meanwhile.
+bool is_at(int fd, const std::string& path) {
+  struct stat opened = {};
+  struct stat named = {};
+  return ::fstat(fd, &opened) == 0 && ::stat(path.c_str(), &named) == 0 &&
+         opened.st_dev == named.st_dev && opened.st_ino == named.st_ino;
 }
 
 }  // namespace
@@ -46,12 +55,13 @@ Result<std::unique_ptr<TokenWriter>> TokenWriter::create(const std::string& path
 
 Status TokenWriter::begin() {
   HEADRACE_ASSIGN(UniqueFd file, open_file(partial_, O_RDWR | O_CREAT));
-  if (::flock(file.get(), LOCK_EX | LOCK_NB) != 0) {
-    if (errno != EWOULDBLOCK) {
-      return writing_error(partial_, errno);
-    }
+  const bool locked = ::flock(file.get(), LOCK_EX | LOCK_NB) == 0;
+  if (!locked && errno != EWOULDBLOCK) {
+    return writing_error(partial_, errno);
+  }
+  if (!locked || !is_at(file.get(), partial_)) {
     return operating_error(fmt::format("'{}' is being written", path_))
-        .with_why("another process has its .partial file locked")
+        .with_why("another process has its .partial file locked, or had until now")
         .with_hint("wait for it, or name another file");
   }
   if (::ftruncate(file.get(), 0) != 0) {

@@ -6,6 +6,7 @@ With the Python package `tokenizers` the repository's own files are compared as 
 """
 
 import array
+import fcntl
 import gzip
 import json
 import pathlib
@@ -182,6 +183,11 @@ def check_errors(report, world):
                      outcome.code == code and named in outcome.err and not outcome.out, outcome)
         report.equal(f"{name}: nothing changes",
                      harness.changes(before, harness.fingerprint(world.folder)), "")
+    with open(f"{target}.partial", "wb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        outcome = world.run("--to", target, "--overwrite", good)
+    report.check("a target that another process writes is left to it",
+                 outcome.code == OPERATING and "is being written" in outcome.err, outcome)
     outcome = world.headrace.run("tokenize", "--tokenizer", world.testdata / "gpt2.json",
                                  "--to", world.folder / "new.bin", good)
     report.check("an end that nothing says is asked for",
