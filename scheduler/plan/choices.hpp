@@ -96,6 +96,18 @@ void build_programs(const ModelSpec& model,
                     const Layout& layout,
                     Plan& plan);
 
+// The same of the programs that a steady step runs, and no others.
+void build_steady(const ModelSpec& model,
+                  const PlanSettings& settings,
+                  const MachineProfile& machine,
+                  const Choices& choices,
+                  const Layout& layout,
+                  Plan& plan);
+
+// In the order in which it runs them.
+[[nodiscard]] std::vector<const Program*> steady_programs(const PlanSettings& settings,
+                                                          const Plan& plan);
+
 // True where backward writes fp32 gradients straight into the held buffer; otherwise they pass
 // through a device slot.
 [[nodiscard]] bool gradient_is_direct(const Plan& plan, const UnitPlan& unit);

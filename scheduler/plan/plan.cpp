@@ -62,14 +62,14 @@ StagedTiles staged_first(const BuilderInputs& inputs, bool held) {
   return first;
 }
 
-}  // namespace
-
-void build_programs(const ModelSpec& model,
-                    const PlanSettings& settings,
-                    const MachineProfile& machine,
-                    const Choices& choices,
-                    const Layout& layout,
-                    Plan& plan) {
+// All programs, or those that a steady step runs.
+void build(const ModelSpec& model,
+           const PlanSettings& settings,
+           const MachineProfile& machine,
+           const Choices& choices,
+           const Layout& layout,
+           bool all,
+           Plan& plan) {
   plan.update_rates = update_rates(machine, plan.format);
   const BuilderInputs inputs{
       .model = model, .settings = settings, .machine = machine, .layout = layout, .plan = plan};
@@ -84,15 +84,47 @@ void build_programs(const ModelSpec& model,
     const bool held = choices.update == Update::kHeld;
     const StagedTiles next = staged_first(inputs, held);
     plan.prefetched_tiles = static_cast<int>(next.states.size());
-    plan.compute =
-        make("compute", {}, [&](Builder& builder) { builder.training_step(false, next); });
-    plan.drain = make("drain", next, [](Builder& builder) { builder.drain(); });
+    if (all || !held) {
+      plan.compute =
+          make("compute", {}, [&](Builder& builder) { builder.training_step(false, next); });
+      plan.drain = make("drain", next, [](Builder& builder) { builder.drain(); });
+    }
     if (held) {
       plan.compute_held =
           make("compute.held", next, [&](Builder& builder) { builder.training_step(true, next); });
     }
   }
-  plan.evaluation = make("evaluation", {}, [](Builder& builder) { builder.evaluation(); });
+  if (all || settings.purpose != Purpose::kTrain) {
+    plan.evaluation = make("evaluation", {}, [](Builder& builder) { builder.evaluation(); });
+  }
+}
+
+}  // namespace
+
+void build_programs(const ModelSpec& model,
+                    const PlanSettings& settings,
+                    const MachineProfile& machine,
+                    const Choices& choices,
+                    const Layout& layout,
+                    Plan& plan) {
+  build(model, settings, machine, choices, layout, true, plan);
+}
+
+void build_steady(const ModelSpec& model,
+                  const PlanSettings& settings,
+                  const MachineProfile& machine,
+                  const Choices& choices,
+                  const Layout& layout,
+                  Plan& plan) {
+  build(model, settings, machine, choices, layout, false, plan);
+}
+
+std::vector<const Program*> steady_programs(const PlanSettings& settings, const Plan& plan) {
+  if (settings.purpose != Purpose::kTrain) {
+    return {&plan.evaluation};
+  }
+  return plan.update == Update::kHeld ? std::vector{&plan.compute_held}
+                                      : std::vector{&plan.compute, &plan.drain};
 }
 
 bool is_recomputed(const Plan& plan, int unit) {

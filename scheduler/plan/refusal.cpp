@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "core/quantity.hpp"
+#include "scheduler/plan/exhaustive.hpp"
 #include "scheduler/plan/residency.hpp"
 #include "scheduler/plan/search.hpp"
 
@@ -56,6 +57,13 @@ std::int64_t staged_elements(const ModelSpec& model, const Choices& choices) {
 
 // For each traversal, with inputs offloaded or not, the plan with the least memory.
 std::vector<Plan> leanest(const ModelSpec& model, const PlanSettings& settings) {
+  std::vector<Plan> plans;
+  if (searched_exhaustively(model, settings)) {
+    for (const Choices& choices : leanest_of_all(model, settings)) {
+      plans.push_back(lay_out_candidate(model, settings, choices).plan);
+    }
+    return plans;
+  }
   std::vector<Choices> best;
   for (Choices& choices : enumerate(model, settings)) {
     const auto same = std::find_if(best.begin(), best.end(), [&](const Choices& other) {
@@ -70,7 +78,6 @@ std::vector<Plan> leanest(const ModelSpec& model, const PlanSettings& settings) 
       *same = std::move(choices);
     }
   }
-  std::vector<Plan> plans;
   plans.reserve(best.size());
   for (const Choices& choices : best) {
     plans.push_back(lay_out_candidate(model, settings, leaner(model, settings, choices)).plan);

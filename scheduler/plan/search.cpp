@@ -10,6 +10,7 @@
 
 #include "core/assert.hpp"
 #include "scheduler/plan/estimate.hpp"
+#include "scheduler/plan/exhaustive.hpp"
 #include "scheduler/plan/filling.hpp"
 #include "scheduler/plan/residency.hpp"
 
@@ -147,10 +148,21 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
   return all;
 }
 
+static std::vector<Choices> leanest(const ModelSpec& model, const PlanSettings& settings) {
+  if (searched_exhaustively(model, settings)) {
+    return leanest_of_all(model, settings);
+  }
+  std::vector<Choices> all;
+  for (const Choices& choices : enumerate(model, settings)) {
+    all.push_back(leaner(model, settings, choices));
+  }
+  return all;
+}
+
 Plan smallest(const ModelSpec& model, const PlanSettings& settings) {
   std::optional<Plan> best;
-  for (const Choices& choices : enumerate(model, settings)) {
-    Plan plan = lay_out_candidate(model, settings, leaner(model, settings, choices)).plan;
+  for (const Choices& choices : leanest(model, settings)) {
+    Plan plan = lay_out_candidate(model, settings, choices).plan;
     if (!best || plan.device_arena_bytes + plan.host_arena_bytes <
                      best->device_arena_bytes + best->host_arena_bytes) {
       best = std::move(plan);
@@ -336,6 +348,9 @@ std::vector<Ranked> promising(const ModelSpec& model,
 std::optional<Candidate> best_candidate(const ModelSpec& model,
                                         const PlanSettings& settings,
                                         const MachineProfile& machine) {
+  if (searched_exhaustively(model, settings)) {
+    return fastest_of_all(model, settings, machine);
+  }
   std::optional<Candidate> best;
   for (const Ranked& ranked : promising(model, settings, machine)) {
     Candidate candidate = lay_out_candidate(model, settings, ranked.choices);
