@@ -229,7 +229,7 @@ class Comparison {
 
  private:
   static constexpr double kNoSlower = 1.02;  // the search ignores gains below 1 %
-  static constexpr int kOneIn = 20;
+  static constexpr int kOneIn = 8;
 
   int exact_ = 0, searched_ = 0, slower_ = 0;
 };
@@ -275,8 +275,10 @@ TEST(Properties, WhatAPlanTakesIsEnoughForIt) {
     }
     const auto again = make_plan(one.model, with_its_own_peaks(one.settings, *plan), one.machine);
     ASSERT_TRUE(again) << "its own peaks do not suffice";
-    comparison.compare(one, *again, *plan);
-    comparison.compare(one, *plan, *again);
+    if (searched_exhaustively(one.model, one.settings)) {
+      comparison.compare(one, *again, *plan);
+      comparison.compare(one, *plan, *again);
+    }
   });
   comparison.expect(150, 0);
 }

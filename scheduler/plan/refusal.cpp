@@ -58,7 +58,7 @@ std::int64_t staged_elements(const ModelSpec& model, const Choices& choices) {
 // For each traversal, with inputs offloaded or not, the plan with the least memory.
 std::vector<Plan> leanest(const ModelSpec& model, const PlanSettings& settings) {
   std::vector<Plan> plans;
-  if (searched_exhaustively(model, settings)) {
+  if (few_units(model)) {
     for (const Choices& choices : leanest_of_all(model, settings)) {
       plans.push_back(lay_out_candidate(model, settings, choices).plan);
     }

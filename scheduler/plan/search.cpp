@@ -148,20 +148,17 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
   return all;
 }
 
-static std::vector<Choices> leanest(const ModelSpec& model, const PlanSettings& settings) {
-  if (searched_exhaustively(model, settings)) {
-    return leanest_of_all(model, settings);
-  }
-  std::vector<Choices> all;
-  for (const Choices& choices : enumerate(model, settings)) {
-    all.push_back(leaner(model, settings, choices));
-  }
-  return all;
-}
-
 Plan smallest(const ModelSpec& model, const PlanSettings& settings) {
+  std::vector<Choices> leanest;
+  if (few_units(model)) {
+    leanest = leanest_of_all(model, settings);
+  } else {
+    for (const Choices& choices : enumerate(model, settings)) {
+      leanest.push_back(leaner(model, settings, choices));
+    }
+  }
   std::optional<Plan> best;
-  for (const Choices& choices : leanest(model, settings)) {
+  for (const Choices& choices : leanest) {
     Plan plan = lay_out_candidate(model, settings, choices).plan;
     if (!best || plan.device_arena_bytes + plan.host_arena_bytes <
                      best->device_arena_bytes + best->host_arena_bytes) {
@@ -358,6 +355,16 @@ std::optional<Candidate> best_candidate(const ModelSpec& model,
     predict(settings, machine, candidate.plan);
     // Only a clear gain justifies a later candidate: predictions are not that sharp.
     if (!best || figure_of_merit(candidate.plan) < 0.99 * figure_of_merit(best->plan)) {
+      best = std::move(candidate);
+    }
+  }
+  // Where filling starts nothing may fit although something does.
+  for (const Choices& choices :
+       !best && few_units(model) ? leanest_of_all(model, settings) : std::vector<Choices>{}) {
+    Candidate candidate = lay_out_candidate(model, settings, choices);
+    if (!best && fits(candidate.plan, settings)) {
+      build_programs(model, settings, machine, candidate.choices, candidate.layout, candidate.plan);
+      predict(settings, machine, candidate.plan);
       best = std::move(candidate);
     }
   }
