@@ -23,7 +23,8 @@ namespace headrace::tiers {
 // two thread pools never fight.
 //
 // Fair: served in the order of asking, so that a compute queue with hundreds of short operations
-// does not keep the optimizer, and with it the drive, waiting for a pause.
+// does not keep the optimizer, and with it the drive, waiting for a pause. Nor one pause for each
+// update: a queue may keep them while it has something ready (ThreadQueueOptions::keeps_cores).
 class Cores {
  public:
   [[nodiscard]] std::unique_lock<Cores> hold() { return std::unique_lock(*this); }

@@ -72,6 +72,7 @@ struct ThreadQueue::State {
   std::uint64_t tail = 0;     // slots put on
   std::int64_t begin_ns = 0;  // of the slot that is off next; 0: the worker has not come to it
   bool closing = false;
+  std::unique_lock<Cores> cores;  // the worker's
   std::thread thread;
 
   // The scheduler's next free slot; blocks while there is none.
@@ -92,6 +93,9 @@ struct ThreadQueue::State {
   // The worker's oldest slot, or null when the queue is closing and empty.
   Slot* front() {
     std::unique_lock lock(mutex);
+    if (head == tail) {
+      let_go();
+    }
     not_empty.wait(lock, [this] { return head != tail || closing; });
     begin_ns = TraceRecorder::now_ns();
     return head == tail ? nullptr : &ring[head % ring.size()];
@@ -119,18 +123,28 @@ struct ThreadQueue::State {
       *slot.target_ns = TraceRecorder::now_ns();
       return {};
     }
-    std::unique_lock<Cores> cores;
-    if (options.cores != nullptr) {
+    if (options.cores != nullptr && !cores) {
       cores = options.cores->hold();
     }
     const TraceScope span(trace, track, slot.name, static_cast<std::int64_t>(slot.id));
-    return run_body(slot);
+    Status status = run_body(slot);
+    if (!options.keeps_cores) {
+      let_go();
+    }
+    return status;
+  }
+
+  void let_go() {
+    if (cores) {
+      cores.unlock();
+    }
   }
 
   void wait_for(const Event& event) {
     if (event.done()) {
       return;
     }
+    let_go();
     // Composed without allocating; what a trace keeps of a name is not longer.
     std::array<char, 32> label = {};
     constexpr std::string_view kPrefix = "wait for ";

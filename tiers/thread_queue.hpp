@@ -22,6 +22,9 @@ struct ThreadQueueOptions {
   Cores* cores = nullptr;      // held while a body runs; may be null
   // What its worker has to wait for is wanted now (Event::expedite): for queues whose standing
   // still costs the run time. The others pass on what they are told.
+  // Holds the cores from one operation to the next while there is one that can run: what is ready
+  // then passes between two operations of another queue, not one for each of those.
+  bool keeps_cores = false;
   bool expedites = false;
   std::function<void()> on_thread_start = {};  // e.g. sets the OpenMP team's size; may be empty
   WaitObserver on_waited = {};                 // may be empty

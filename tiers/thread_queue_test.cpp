@@ -138,6 +138,46 @@ TEST(ThreadQueue, OperationsThatShareTheCoresNeverRunTogether) {
   EXPECT_EQ(most.load(), 1);
 }
 
+// Whoever comes first: between what was ready when the cores were given there is nothing else.
+TEST(ThreadQueue, WhatIsReadyOfAQueueThatKeepsTheCoresGoesTogether) {
+  for (int round = 0; round < 50; ++round) {
+    Runtime runtime;
+    Cores cores;
+    ThreadQueue compute(runtime, "compute", {.cores = &cores});
+    ThreadQueue update(runtime, "update", {.cores = &cores, .keeps_cores = true});
+    const Event done = update.record();
+    std::string order;  // only who has the cores writes
+    const auto work = [&order](char name) { return [&order, name] { order += name; }; };
+    {
+      const std::unique_lock<Cores> held = cores.hold();
+      compute.submit({.name = "kernel"}, work('k'));
+      update.submit({.name = "update"}, work('u'));
+      update.wait(done);  // over: no reason to let go
+      update.submit({.name = "update"}, work('u'));
+      compute.submit({.name = "kernel"}, work('k'));
+    }
+    ASSERT_TRUE(compute.drain().has_value());
+    ASSERT_TRUE(update.drain().has_value());
+    EXPECT_NE(order.find("uu"), std::string::npos) << order;
+    const std::unique_lock<Cores> held = cores.hold();  // for ever, if it kept them for nothing
+  }
+}
+
+TEST(ThreadQueue, AQueueThatKeepsTheCoresLetsGoWhileItWaits) {
+  Runtime runtime;
+  Cores cores;
+  ThreadQueue compute(runtime, "compute", {.cores = &cores});
+  ThreadQueue update(runtime, "update", {.cores = &cores, .keeps_cores = true});
+  update.submit({.name = "update"}, [] {});
+  Gate gate;
+  gate.block(compute);  // holds the cores once it runs
+  const Event kernel = compute.record();
+  update.wait(kernel);
+  update.submit({.name = "update"}, [] {});
+  gate.open();
+  ASSERT_TRUE(update.drain().has_value());  // for ever, if it kept them
+}
+
 TEST(ThreadQueue, AWaitThatBlockedIsObservedAndADoneOneIsNot) {
   Runtime runtime;
   ThreadQueue link(runtime, "h2d", {});

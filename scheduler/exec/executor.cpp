@@ -142,7 +142,8 @@ Status ExecutorImpl::create_memory() {
 Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   tiers::ThreadQueueOptions host_options;
   host_options.cores = &cores_;
-  host_options.expedites = true;  // an update that waits leaves cores idle, and compute behind it
+  host_options.expedites = true;    // an update that waits leaves cores idle, and compute behind it
+  host_options.keeps_cores = true;  // many short ones, which transfers wait for
   try {
     host_queue_ = std::make_unique<tiers::ThreadQueue>(runtime_, "host", host_options);
   } catch (const std::exception& exception) {  // no thread, no memory

@@ -68,7 +68,20 @@ void Pricer::price(Instruction& instruction) const {
       break;
     default:
       instruction.seconds = compute_seconds(instruction);
+      instruction.kernels = std::max(1, kernel_count(instruction));
       break;
+  }
+}
+
+int Pricer::kernel_count(const Instruction& instruction) const {
+  const UnitCost& unit = model_.units[static_cast<std::size_t>(instruction.unit)].cost;
+  switch (instruction.kind) {
+    case InstructionKind::kForward:
+      return unit.forward.operations;
+    case InstructionKind::kBackward:
+      return unit.backward.operations + (instruction.recompute ? unit.forward.operations : 0);
+    default:
+      return 1;  // a product and little else
   }
 }
 

@@ -18,8 +18,8 @@ class Pricer {
          const Plan& plan)
       : model_(model), settings_(settings), machine_(machine), plan_(plan) {}
 
-  // Sets seconds and link_bytes. Of compute without operands: the least that it takes, since what
-  // is added to gradients is not known.
+  // Sets seconds, kernels and link_bytes. Of compute without operands: the least that it takes,
+  // since what is added to gradients is not known.
   void price(Instruction& instruction) const;
 
  private:
@@ -28,6 +28,7 @@ class Pricer {
   [[nodiscard]] double spread_seconds(const Instruction& instruction) const;
   [[nodiscard]] double adding_seconds(const Instruction& instruction, std::size_t gradient) const;
   [[nodiscard]] double compute_seconds(const Instruction& instruction) const;
+  [[nodiscard]] int kernel_count(const Instruction& instruction) const;
 
   const ModelSpec& model_;
   const PlanSettings& settings_;

@@ -80,17 +80,21 @@ struct Instruction {
   int micro_batch = 0;  // -1: all
   bool first = false;   // the first of a series that accumulates: store, do not add
   bool recompute = false;
+  // Of the step's own update, before its norm is known (Update::kSpeculative): undone if it has to
+  // be clipped.
+  bool speculative = false;
   std::int64_t begin = 0;  // element range of the unit that a host operation is about
   std::int64_t elements = 0;
   std::vector<Access> accesses;  // operands in the order given at the kind
   std::vector<int> waits;        // earlier instructions (derive_waits)
   int needed_by = -1;            // the first instruction that waits for this one; -1: none does
   double seconds = 0;            // predicted duration, without waiting
+  int kernels = 1;               // operations that it is: between two of them others may run
   std::size_t link_bytes = 0;    // bytes over the link, for nvme and copies
 };
 
 struct Program {
-  std::string name;  // "compute", "compute.held", "drain", "evaluation"
+  std::string name;  // "compute.held": as in Plan
   std::vector<Instruction> instructions;
 };
 

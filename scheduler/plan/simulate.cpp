@@ -125,6 +125,10 @@ class Simulator {
   Simulator(const Program& program, const Contention& contention)
       : program_(program), contention_(contention), successors_(program) {
     result_.spans.resize(program.instructions.size());
+    kernels_left_.reserve(program.instructions.size());
+    for (const Instruction& instruction : program.instructions) {
+      kernels_left_.push_back(instruction.kernels);
+    }
   }
 
   Simulation run() {
@@ -134,8 +138,8 @@ class Simulator {
       }
     }
     std::size_t ended = 0;
-    for (; start_what_can(); ++ended) {
-      end_next();
+    while (start_what_can()) {
+      ended += end_next() ? 1 : 0;
     }
     HEADRACE_ASSERT(ended == program_.instructions.size(), "a program runs to its end");
     result_.prediction = prediction();
@@ -158,13 +162,20 @@ class Simulator {
   };
 
   static constexpr std::uint64_t kBackground = std::numeric_limits<std::uint64_t>::max();
+  static constexpr std::uint64_t kAfterHost = kBackground / 2;
 
   void make_ready(std::size_t i) {
+    result_.spans[i].ready = now_;
+    put(i);
+  }
+
+  void put(std::size_t i) {
     const Instruction& instruction = program_.instructions[i];
     const Resource resource = resource_of(instruction);
-    result_.spans[i].ready = now_;
     std::uint64_t rank = arrivals_++;
-    if (resource == kNvmeRead || resource == kNvmeWrite) {
+    if (instruction.queue == QueueKind::kCompute) {
+      rank += kAfterHost;  // all of the host's that is ready goes between two kernels
+    } else if (instruction.queue == QueueKind::kNvme) {
       rank = instruction.needed_by >= 0 ? static_cast<std::uint64_t>(instruction.needed_by)
                                         : kBackground;
     }
@@ -192,7 +203,11 @@ class Simulator {
 
   void start(std::size_t resource, int number) {
     const Instruction& instruction = program_.instructions[static_cast<std::size_t>(number)];
-    active_[resource] = {.instruction = number, .work_seconds = instruction.seconds};
+    active_[resource] = {.instruction = number,
+                         .work_seconds = instruction.seconds / instruction.kernels};
+    if (kernels_left_[static_cast<std::size_t>(number)]-- < instruction.kernels) {
+      return;  // not its first
+    }
     SimulatedSpan& span = result_.spans[static_cast<std::size_t>(number)];
     span.begin = now_;
     if (instruction.queue == QueueKind::kCompute) {
@@ -239,8 +254,9 @@ class Simulator {
     return speed;
   }
 
-  // Lets time pass until the first of the active operations has ended.
-  void end_next() {
+  // Lets time pass until the first of the active operations has ended, or a kernel of it. Returns
+  // whether it was an operation.
+  bool end_next() {
     const std::array<double, kResources> speed = speeds();
     std::size_t first = kResources;
     double passed = std::numeric_limits<double>::infinity();
@@ -260,6 +276,10 @@ class Simulator {
     }
     const auto number = static_cast<std::size_t>(active_[first].instruction);
     active_[first] = {};
+    if (kernels_left_[number] > 0) {
+      put(number);
+      return false;
+    }
     const Instruction& instruction = program_.instructions[number];
     result_.spans[number].end = now_;
     if (instruction.queue == QueueKind::kCompute) {
@@ -267,6 +287,7 @@ class Simulator {
     }
     account(instruction);
     successors_.close(number, [&](std::size_t successor) { make_ready(successor); });
+    return true;
   }
 
   void account(const Instruction& instruction) {
@@ -304,6 +325,7 @@ class Simulator {
   Successors successors_;
   std::array<std::priority_queue<Waiting>, kResources> ready_;
   std::array<Active, kResources> active_;
+  std::vector<int> kernels_left_;  // by instruction: that have not begun
   std::uint64_t arrivals_ = 0;
   double now_ = 0;
   double device_free_ = 0;                         // when the last compute operation ended

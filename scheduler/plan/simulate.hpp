@@ -4,7 +4,7 @@
 // Resources: the cores run one compute or host operation at a time; the drive one read and one
 // write; each copying link one copy. An operation that runs beside others slows down as the machine
 // profile says. Of the transfers that are ready, the one whose result is needed first goes first,
-// as in the engine; cores serve in the order of readiness, as a fair lock does. Threads: any.
+// as in the engine. Host operations that are ready go between two kernels of compute. Threads: any.
 // Failure: none. Cost: O(n log n) for n instructions and waits.
 #pragma once
 
