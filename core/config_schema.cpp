@@ -124,9 +124,6 @@ constexpr Refusal kComputeRefusals[] = {
 constexpr Refusal kGradRefusals[] = {
     {"fp16", "fp16 needs loss scaling, which headrace does not do", "use \"bf16\" or \"fp32\""},
 };
-constexpr Refusal kUpdateRefusals[] = {
-    {"speculative", "it is not in this version", "use \"held\" or \"auto\""},
-};
 constexpr Refusal kTf32Refusals[] = {
     {"true",
      "it rounds the inputs of fp32 products on GPUs, and this version has no CUDA kernels",
@@ -355,10 +352,9 @@ constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::optim, &OptimSection::update>(
         {.name = "optim.update",
          .kind = Kind::kText,
-         .doc = "each unit as the next forward nears it, or all after backward",
+         .doc = "each unit as the next forward nears it; in backward, undone if clipped; or last",
          .may_be_auto = true,
-         .choices = "held|after-backward",
-         .refusals = kUpdateRefusals}),
+         .choices = "held|speculative|after-backward"}),
     key<&RunConfig::optim, &OptimSection::threads>({.name = "optim.threads",
                                                     .kind = Kind::kInteger,
                                                     .doc = "optimizer threads; auto: one a core",

@@ -75,7 +75,7 @@ struct OptimSection {
   double weight_decay = 0.1;  // on tensors of 2 or more dimensions only
   double clip = 1.0;          // 0 turns it off
   std::string state = "fp32";
-  std::optional<std::string> update;  // "held" | "after-backward"
+  std::optional<std::string> update;  // "held" | "speculative" | "after-backward"
   std::optional<int> threads;
   int cores_left = 0;                  // of those that "auto" takes for its threads
   std::string lr_schedule = "cosine";  // "constant" | "linear" | "cosine" | "wsd"

@@ -66,11 +66,24 @@ std::optional<plan::Traversal> traversal_of(const RunConfig& config) {
                                                   : plan::Traversal::kBatchMajor;
 }
 
-std::optional<plan::Update> update_of(const RunConfig& config) {
+Result<std::optional<plan::Update>> update_of(const RunConfig& config, const PlanRequest& request) {
   if (!config.optim.update) {
-    return std::nullopt;
+    return std::optional<plan::Update>();
   }
-  return *config.optim.update == "held" ? plan::Update::kHeld : plan::Update::kAfterBackward;
+  for (const plan::Update update : {plan::Update::kHeld, plan::Update::kAfterBackward}) {
+    if (*config.optim.update == plan::update_name(update)) {
+      return std::optional(update);
+    }
+  }
+  if (request.stored_slots && !request.stored_undo_slot) {
+    return usage_error("optim.update = \"speculative\", but the run's store was made without")
+        .with_why(
+            "what is speculated is written to a slot of its own, and a store keeps the slots that "
+            "it was made with")
+        .with_hint("--set optim.update=held")
+        .with_where(config_place(config, "optim.update"));
+  }
+  return std::optional(plan::Update::kSpeculative);
 }
 
 std::optional<double> smaller_of(std::optional<double> a, std::optional<double> b) {
@@ -351,7 +364,7 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
     return payload_bytes + tiers::nvme::format::header_bytes(payload_bytes);
   };
   settings.traversal = traversal_of(config);
-  settings.update = update_of(config);
+  HEADRACE_ASSIGN(settings.update, update_of(config, request));
   settings.grad = config.precision.grad.value_or("fp32") == "bf16" ? Dtype::kBf16 : Dtype::kF32;
   settings.h2d_cap = config.tiers.links.h2d;
   settings.d2h_cap = config.tiers.links.d2h;

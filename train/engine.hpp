@@ -53,6 +53,7 @@ struct PlanRequest {
   // Of the store that a resumed run has; wins over "auto", contradicts anything else.
   std::optional<std::int64_t> stored_tile_elements;
   std::optional<int> stored_slots;
+  bool stored_undo_slot = false;
   std::vector<StoreDrive> drives;  // by folder; none: nothing is said of them
   // Of another machine that is planned for: all of it is available there.
   std::optional<std::uint64_t> memory_bytes;

@@ -144,6 +144,7 @@ Json metrics_to_json(const StepMetrics& metrics) {
   row.add("skipped", skipped_to_json(metrics.skipped));
   row.add("step_s", metrics.step_s);
   row.add("tokens_per_s", finite_or_null(metrics.tokens_per_s));
+  row.add("variant", metrics.variant);
   row.add("bound_s", metrics.bound_s);
   row.add("stall_s", object_of(metrics.stall_s));
   row.add("bytes", object_of(metrics.bytes));

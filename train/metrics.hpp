@@ -40,6 +40,7 @@ struct StepMetrics {
   std::optional<exec::NonFinite> skipped;
   double step_s = 0;
   double tokens_per_s = 0;
+  std::string variant;                         // of the plan's predictions: the step's kind
   double bound_s = 0;                          // of the plan, for a step of this kind
   std::map<std::string, double> stall_s;       // by cause
   std::map<std::string, std::uint64_t> bytes;  // by link; "commit": since the row before

@@ -24,6 +24,7 @@ struct Committed {
   std::optional<int> threads;
   std::optional<std::int64_t> tile_elements;
   std::optional<int> slots;
+  bool undo_slot = false;
 };
 
 // A run that is damaged is planned as a fresh one.
@@ -43,6 +44,7 @@ Result<Committed> read_commit(const RunPaths& paths, RunConfig& config) {
   committed.threads = state.config.run.compute_threads;
   committed.tile_elements = table.tile_elements;
   committed.slots = static_cast<int>((*store)->slots());
+  committed.undo_slot = (*store)->undo_slot();
   HEADRACE_ASSIGN(const std::optional<StoreReference> reference, read_store_reference(paths));
   HEADRACE_TRY(keep_folders(config, reference->folders));
   return committed;
@@ -71,6 +73,7 @@ Result<PlanInputs> read_plan_inputs(RunConfig config, const std::string& machine
   HEADRACE_ASSIGN(Committed committed, read_commit(paths, config));
   request.stored_tile_elements = committed.tile_elements;
   request.stored_slots = committed.slots;
+  request.stored_undo_slot = committed.undo_slot;
   const std::vector<std::string> folders = paths_of(store_folders(config));
   inputs.store_is_new = machine_file.empty() && !path_exists(paths.store());
   if (inputs.store_is_new) {

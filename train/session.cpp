@@ -178,6 +178,7 @@ class Opener {
     if (session.resumed) {
       request.stored_tile_elements = table_.tile_elements;
       request.stored_slots = static_cast<int>(session.store->slots());
+      request.stored_undo_slot = session.store->undo_slot();
     }
     HEADRACE_ASSIGN(planned_,
                     make_planned(session.config, numbers_.architecture, machine.profile, request));
@@ -253,6 +254,7 @@ class Opener {
     tiers::nvme::StoreOptions options;
     options.direct_io_required = session.config.tiers.direct_io == "on";
     options.slots = static_cast<std::uint32_t>(planned_.settings.store_slots);
+    options.undo_slot = planned_.plan.update == plan::Update::kSpeculative;
     options.progress = [last = Clock::now()](std::uint64_t done, std::uint64_t total) mutable {
       return tell_progress(last, done, total);
     };

@@ -190,7 +190,7 @@ class Trainer {
     row.stall_s["data"] = data_s;
     row.stall_s["commit"] = commit_s;
     take_notes(row);
-    if (!result.non_finite && !without_update(result)) {
+    if (!result.non_finite && result.kind == exec::StepKind::kSteady) {
       steady_steps_.add(row);
     }
     export_due_ = session_.exports != nullptr && session_.exports->due(row.step);
@@ -219,6 +219,7 @@ class Trainer {
     row.lr = lr;
     row.tokens = state.tokens;
     row.skipped = result.non_finite;
+    row.variant = exec::variant_name(result.kind);
     row.bound_s = bound_of(result);
     row.stall_s = result.stall_seconds;
     row.bytes = {{"nvme_read", 0}, {"nvme_write", 0}, {"h2d", 0}, {"d2h", 0}};
@@ -234,17 +235,9 @@ class Trainer {
     return row;
   }
 
-  // Updates are held, and there was none: the first step, and one after a commit.
-  [[nodiscard]] bool without_update(const exec::StepResult& result) const {
-    return session_.engine->planned().plan.update == plan::Update::kHeld &&
-           !result.applied_held_update;
-  }
-
   // Of the variant that this step was.
   [[nodiscard]] double bound_of(const exec::StepResult& result) const {
-    const char* variant = result.non_finite        ? "skipped"
-                          : without_update(result) ? "first"
-                                                   : "steady";
+    const char* variant = result.non_finite ? "skipped" : exec::variant_name(result.kind);
     const plan::Prediction* prediction =
         plan::find_prediction(session_.engine->planned().plan, variant);
     return prediction != nullptr ? prediction->bound_seconds : 0;

@@ -32,6 +32,20 @@ bool is_timed(const Instruction& instruction) {
 
 }  // namespace
 
+const char* variant_name(StepKind kind) {
+  switch (kind) {
+    case StepKind::kFirst:
+      return "first";
+    case StepKind::kSteady:
+      return "steady";
+    case StepKind::kClipped:
+      return "clipped";
+    case StepKind::kRecovered:
+      break;
+  }
+  return "recovered";
+}
+
 Result<std::unique_ptr<Executor>> Executor::create(tiers::Runtime& runtime,
                                                    const plan::Plan& plan,
                                                    const plan::ModelSpec& spec,
@@ -53,8 +67,7 @@ Status ExecutorImpl::open(const ExecutorOptions& options) {
   HEADRACE_TRY(create_watchdog(options));
   read_check_ = options.read_check;
   std::size_t instructions_max = 0, marks_max = 0;
-  for (const plan::Program* program :
-       {&plan_.compute, &plan_.compute_held, &plan_.drain, &plan_.evaluation}) {
+  for (const plan::Program* program : plan::programs_of(plan_)) {
     instructions_max = std::max(instructions_max, program->instructions.size());
     std::size_t marks = 0;
     for (const Instruction& instruction : program->instructions) {
@@ -359,18 +372,29 @@ Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
   const auto nvme_before = io_ ? io_->totals() : tiers::nvme::IoTotals{};
   set_inputs(inputs);
   const bool held = pending_.has_value();
-  HEADRACE_ASSERT(!held || plan_.update == plan::Update::kHeld, "only held updates stay pending");
+  HEADRACE_ASSERT(!held || plan_.update != plan::Update::kAfterBackward,
+                  "only held updates stay pending");
   if (held) {
     HEADRACE_TRY(prepare_update());
   }
-  const plan::Program& program = held ? plan_.compute_held : plan_.compute;
+  StepResult result;
+  result.kind = next_step();
+  result.applied_held_update = held;
+  const plan::Program& program = program_of(result.kind);
+  const bool speculates =
+      &program == &plan_.compute_held_speculating || &program == &plan_.compute_rest_speculating;
+  if (speculates) {
+    prepare_speculation(inputs);
+  }
   HEADRACE_TRY(run(program));
   pending_.reset();
   prefetched_ = true;
-  StepResult result;
-  result.applied_held_update = held;
   note_measurements(program, result);
   decide_update(inputs, result);
+  speculates_next_ = pending_ && pending_->clip_scale == 1.0;
+  if (speculates) {
+    settle_speculation();
+  }
   if (plan_.update == plan::Update::kAfterBackward) {
     HEADRACE_TRY(drain());
   }
@@ -423,24 +447,88 @@ Status ExecutorImpl::prepare_update() {
   running_.write_step = pending_->update_count;
   for (std::size_t u = 0; u < plan_.units.size(); ++u) {
     for (std::size_t t = 0; t < plan_.units[u].tiles.size(); ++t) {
-      TileJob& job = jobs_.at(static_cast<int>(u), static_cast<int>(t));
-      note_host_access("set update", {}, update_span(job));
-      for (std::size_t s = 0; s < job.segments.size(); ++s) {
-        const plan::TensorSpec& tensor =
-            spec_.units[u].tensors[static_cast<std::size_t>(job.segments[s].tensor)];
-        const plan::GroupSpec& group = spec_.groups[static_cast<std::size_t>(tensor.group)];
-        job.update[s].scalars = {.lr = pending_->lr * group.lr_scale,
-                                 .beta1 = group.beta1,
-                                 .beta2 = group.beta2,
-                                 .eps = group.eps,
-                                 .weight_decay = group.weight_decay,
-                                 .update_count = pending_->update_count,
-                                 .clip_scale = pending_->clip_scale,
-                                 .seed = seed_};
-      }
+      TileJob& tile = jobs_.at(static_cast<int>(u), static_cast<int>(t));
+      set_scalars(static_cast<int>(u), tile, tile.update, *pending_);
     }
   }
   return {};
+}
+
+void ExecutorImpl::set_scalars(int unit,
+                               const TileJob& tile,
+                               UpdateJob& job,
+                               const Pending& update) const {
+  note_host_access("set update", {}, update_span(job));
+  for (std::size_t s = 0; s < job.segments.size(); ++s) {
+    const plan::TensorSpec& tensor =
+        spec_.units[static_cast<std::size_t>(unit)]
+            .tensors[static_cast<std::size_t>(tile.segments[s].tensor)];
+    const plan::GroupSpec& group = spec_.groups[static_cast<std::size_t>(tensor.group)];
+    job.segments[s].scalars = {.lr = update.lr * group.lr_scale,
+                               .beta1 = group.beta1,
+                               .beta2 = group.beta2,
+                               .eps = group.eps,
+                               .weight_decay = group.weight_decay,
+                               .update_count = update.update_count,
+                               .clip_scale = update.clip_scale,
+                               .seed = seed_};
+  }
+}
+
+// A step that follows one like the last: not clipped, not skipped. Whether a step is speculated
+// never changes numbers, and what it costs is known beforehand; so the last step is reason enough.
+StepKind ExecutorImpl::next_step() const {
+  if (!pending_) {
+    return plan_.update == plan::Update::kAfterBackward ? StepKind::kSteady : StepKind::kFirst;
+  }
+  if (plan_.update != plan::Update::kSpeculative || pending_->rest_only) {
+    return StepKind::kSteady;
+  }
+  return speculates_next_ ? StepKind::kRecovered : StepKind::kClipped;
+}
+
+const plan::Program& ExecutorImpl::program_of(StepKind kind) const {
+  switch (kind) {
+    case StepKind::kSteady:
+      return plan::steady_program(plan_);
+    case StepKind::kClipped:
+      return plan_.compute_held;
+    case StepKind::kRecovered:
+      return plan_.compute_held_speculating;
+    case StepKind::kFirst:
+      break;
+  }
+  return plan_.compute;
+}
+
+// Scalars of this step's own update, as if it needed no clipping: speculated units take it, beside
+// what the store has of them.
+void ExecutorImpl::prepare_speculation(const StepInputs& inputs) {
+  const Pending update{.lr = inputs.lr, .clip_scale = 1, .update_count = update_count_ + 1};
+  running_.speculated_step = update.update_count;
+  store_->speculate(update.update_count);
+  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+    for (std::size_t t = 0; plan_.units[u].speculated && t < plan_.units[u].tiles.size(); ++t) {
+      TileJob& tile = jobs_.at(static_cast<int>(u), static_cast<int>(t));
+      set_scalars(static_cast<int>(u), tile, tile.speculation, update);
+    }
+  }
+}
+
+// The norm is known: what was speculated counts, or was never there and stays pending.
+void ExecutorImpl::settle_speculation() {
+  const bool keep = speculates_next_;
+  store_->settle(keep);
+  if (!keep) {
+    return;
+  }
+  pending_->rest_only = true;
+  for (std::size_t u = 0; u < plan_.units.size(); ++u) {
+    for (std::size_t t = 0; plan_.units[u].speculated && t < plan_.units[u].tiles.size(); ++t) {
+      TileJob& tile = jobs_.at(static_cast<int>(u), static_cast<int>(t));
+      tile.update.stats = tile.speculation.stats;
+    }
+  }
 }
 
 Status ExecutorImpl::drain() {
@@ -448,7 +536,7 @@ Status ExecutorImpl::drain() {
     return {};
   }
   HEADRACE_TRY(prepare_update());
-  HEADRACE_TRY(run(plan_.drain));
+  HEADRACE_TRY(run(pending_->rest_only ? plan_.drain_rest : plan_.drain));
   pending_.reset();
   prefetched_ = false;
   return {};

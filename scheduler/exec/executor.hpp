@@ -74,7 +74,18 @@ struct NonFinite {
   std::int64_t count = 0;    // over all gradients
 };
 
+// Which of its programs a step is (plan::Prediction::variant has its name).
+enum class StepKind : std::uint8_t {
+  kFirst,    // no update pending: after a start, a commit, a skipped step
+  kSteady,   // as most are
+  kClipped,  // Update::kSpeculative: the step before had to be clipped, so all updates are pending
+  kRecovered,  // the same of one that need not have been: from here on it is speculated again
+};
+
+[[nodiscard]] const char* variant_name(StepKind kind);
+
 struct StepResult {
+  StepKind kind = StepKind::kFirst;
   double loss = 0;       // mean over unmasked targets
   double grad_norm = 0;  // before clipping
   std::optional<NonFinite>

@@ -71,6 +71,7 @@ class ExecutorImpl final : public Executor {
     double lr = 0;
     double clip_scale = 1;
     std::int64_t update_count = 0;
+    bool rest_only = false;  // speculated units have it already
   };
 
   // What the operations of the running program are about.
@@ -80,6 +81,7 @@ class ExecutorImpl final : public Executor {
     float scale = 0;
     std::int64_t position = 0;
     std::int64_t write_step = 0;  // headers of written extents carry the update that wrote them
+    std::int64_t speculated_step = 0;  // the same of speculative writes
   };
 
   // executor.cpp
@@ -102,6 +104,11 @@ class ExecutorImpl final : public Executor {
   [[nodiscard]] double loss_sum() const;
   void decide_update(const StepInputs& inputs, StepResult& result);
   [[nodiscard]] Status prepare_update();
+  void set_scalars(int unit, const TileJob& tile, UpdateJob& job, const Pending& update) const;
+  void prepare_speculation(const StepInputs& inputs);
+  void settle_speculation();
+  [[nodiscard]] StepKind next_step() const;
+  [[nodiscard]] const plan::Program& program_of(StepKind kind) const;
 
   // launch.cpp
   [[nodiscard]] tiers::Queue& queue_of(const plan::Instruction& instruction);
@@ -184,6 +191,7 @@ class ExecutorImpl final : public Executor {
   std::vector<tiers::Lease> leases_;  // of the instruction being launched
   bool prefetched_ = false;           // the first slots hold what the next program finds there
   std::optional<Pending> pending_;
+  bool speculates_next_ = true;  // the last step's update was not clipped
   std::int64_t update_count_ = 0;
   std::uint64_t seed_ = 0;
   Running running_;

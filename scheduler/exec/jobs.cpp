@@ -55,15 +55,19 @@ Jobs::Jobs(const plan::ModelSpec& spec, const plan::Plan& plan) {
         job.segments = segments_of(spec.units[u], tile, first_block);
       }
       for (const Segment& segment : job.segments) {
-        job.update.push_back({.offset_elements = segment.tile_offset,
-                              .elements = segment.elements,
-                              .gradient = nullptr,
-                              .gradient_dtype = Dtype::kF32,
-                              .scalars = {},
-                              .tensor = first_tensor + static_cast<std::uint32_t>(segment.tensor),
-                              .tensor_begin = segment.tensor_begin});
+        job.update.segments.push_back(
+            {.offset_elements = segment.tile_offset,
+             .elements = segment.elements,
+             .gradient = nullptr,
+             .gradient_dtype = Dtype::kF32,
+             .scalars = {},
+             .tensor = first_tensor + static_cast<std::uint32_t>(segment.tensor),
+             .tensor_begin = segment.tensor_begin});
       }
-      job.update_stats.resize(static_cast<std::size_t>(optim::count_blocks(job.update)));
+      job.update.stats.resize(static_cast<std::size_t>(optim::count_blocks(job.update.segments)));
+      if (plan.units[u].speculated) {
+        job.speculation = job.update;
+      }
       of_unit.push_back(std::move(job));
     }
     jobs_.push_back(std::move(of_unit));
@@ -123,7 +127,7 @@ std::optional<NonFinite> Jobs::non_finite_weights(const plan::ModelSpec& spec) c
     const auto blocks =
         static_cast<std::size_t>(optim::count_blocks(job.segments[segment].elements));
     const optim::UpdateStats stats =
-        optim::sum_stats(std::span(job.update_stats).subspan(begin, blocks));
+        optim::sum_stats(std::span(job.update.stats).subspan(begin, blocks));
     return optim::GradientCheck{.non_finite_count = stats.non_finite_count,
                                 .first_non_finite = stats.first_non_finite};
   });

@@ -28,17 +28,22 @@ struct Segment {
   optim::GradientCheck check;   // of the last collect
 };
 
-struct TileJob {
-  plan::TileSpec tile;
-  std::vector<Segment> segments;                 // trainable only
-  std::vector<optim::TileSegment> update;        // the same, as the optimizer takes them
-  std::vector<optim::UpdateStats> update_stats;  // per block
+struct UpdateJob {
+  std::vector<optim::TileSegment> segments;  // as TileJob's
+  std::vector<optim::UpdateStats> stats;     // per block
   optim::TileUpdate target;
 };
 
+struct TileJob {
+  plan::TileSpec tile;
+  std::vector<Segment> segments;  // trainable only
+  UpdateJob update;               // of what is final
+  UpdateJob speculation;          // the same program may make it, too; of speculated units
+};
+
 // What the host sets before an update and the update reads.
-[[nodiscard]] inline tiers::MemorySpan update_span(const TileJob& job) {
-  return {job.update.data(), job.update.size() * sizeof(optim::TileSegment)};
+[[nodiscard]] inline tiers::MemorySpan update_span(const UpdateJob& job) {
+  return {job.segments.data(), job.segments.size() * sizeof(optim::TileSegment)};
 }
 
 // Jobs of every trainable tile, and the sums of a step in the order that the norm adds them: units,

@@ -110,7 +110,9 @@ void ExecutorImpl::launch_transfer(const Instruction& instruction, std::uint64_t
   if (reads) {
     lane.read(key, memory, number, deadline, read_check_);
   } else {
-    lane.write(key, memory, running_.write_step, number, deadline);
+    const std::int64_t step =
+        instruction.speculative ? running_.speculated_step : running_.write_step;
+    lane.write(key, memory, step, number, deadline);
   }
 }
 
@@ -307,7 +309,8 @@ void ExecutorImpl::launch_collect(const Instruction& instruction, std::uint64_t 
 }
 
 void ExecutorImpl::launch_update(const Instruction& instruction, std::uint64_t number) {
-  TileJob* job = &jobs_.at(instruction.unit, instruction.index);
+  TileJob& tile = jobs_.at(instruction.unit, instruction.index);
+  UpdateJob* job = instruction.speculative ? &tile.speculation : &tile.update;
   const std::span<std::byte> param = memory_of(instruction.accesses[0]);
   const std::span<std::byte> state = memory_of(instruction.accesses[1]);
   const std::span<std::byte> gradient = memory_of(instruction.accesses[2]);
@@ -316,13 +319,12 @@ void ExecutorImpl::launch_update(const Instruction& instruction, std::uint64_t n
   job->target = {.param = param.data(),
                  .state = state.data(),
                  .tile_elements = instruction.elements,
-                 .segments = job->update,
+                 .segments = job->segments,
                  .decoded = reinterpret_cast<float*>(decoded.data())};
-  for (std::size_t s = 0; s < job->segments.size(); ++s) {
-    job->update[s].gradient =
-        gradient.data() +
-        static_cast<std::size_t>(job->segments[s].tile_offset) * dtype_bytes(storage);
-    job->update[s].gradient_dtype = storage;
+  for (optim::TileSegment& segment : job->segments) {
+    segment.gradient =
+        gradient.data() + static_cast<std::size_t>(segment.offset_elements) * dtype_bytes(storage);
+    segment.gradient_dtype = storage;
   }
   const tiers::MemorySpan reads[] = {{gradient.data(), gradient.size()}, update_span(*job)};
   const tiers::MemorySpan all[] = {
@@ -332,7 +334,7 @@ void ExecutorImpl::launch_update(const Instruction& instruction, std::uint64_t n
   const optim::Optimizer* optimizer = optimizer_;
   queue_of(instruction)
       .submit({.name = "update", .reads = reads, .writes = writes, .id = number},
-              [=] { optim::update_tile(*optimizer, job->target, job->update_stats, *threads); });
+              [=] { optim::update_tile(*optimizer, job->target, job->stats, *threads); });
 }
 
 void ExecutorImpl::launch_decode(const Instruction& instruction, std::uint64_t number) {

@@ -34,10 +34,12 @@ Parts parts_of(const PlanSettings& settings, Update update, const std::string& v
   }
   const bool last = variant == "commit" || variant == "last";
   const bool skipped = variant == "skipped";
-  const bool held = update == Update::kHeld;
+  const bool held = update != Update::kAfterBackward;
+  // What a speculative step leaves to a drain is little, and counted nowhere.
+  const bool drained = update == Update::kSpeculative ? false : last || (!held && !skipped);
   return {.held = held && !skipped && variant != "first",
           .backward = true,
-          .drain = last || (!held && !skipped),
+          .drain = drained,
           .commit = variant == "commit"};
 }
 
@@ -149,8 +151,17 @@ Bound Counter::bound(const std::string& variant) const {
   const Parts held = in_order(Update::kHeld), after = in_order(Update::kAfterBackward);
   bound.held_seconds = order_seconds(placed(held), held);
   bound.after_backward_seconds = order_seconds(placed(after), after);
-  bound.order_seconds =
-      plan_.update == Update::kHeld ? bound.held_seconds : bound.after_backward_seconds;
+  switch (plan_.update) {
+    case Update::kHeld:
+      bound.order_seconds = bound.held_seconds;
+      break;
+    case Update::kAfterBackward:
+      bound.order_seconds = bound.after_backward_seconds;
+      break;
+    case Update::kSpeculative:  // as much may overlap as anywhere
+      bound.order_seconds = bound.placed.seconds.largest();
+      break;
+  }
   if (machine_.checksum_bytes_per_s > 0) {
     bound.sum_core_seconds = (bound.placed.bytes.nvme_read + bound.placed.bytes.nvme_write) /
                              machine_.checksum_bytes_per_s;

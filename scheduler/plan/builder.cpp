@@ -33,13 +33,15 @@ Builder::Builder(const BuilderInputs& inputs, std::string name, StagedTiles entr
   }
 }
 
-void Builder::training_step(bool held, const StagedTiles& next) {
-  held_ = held;
+void Builder::training_step(Pending pending, bool speculates, const StagedTiles& next) {
+  pending_ = pending;
+  speculates_ = speculates;
   gather();
   copy_inputs();
-  // What is staged for backward is decoded, or on its way to a separate device; else slots are free
-  // once the last unit has been updated.
-  const bool free_in_backward = !in_.plan.separate_device && !in_.plan.format.decoded;
+  // What is staged for backward is decoded, on its way to a separate device, or updated; else slots
+  // are free once the last unit has been updated.
+  const bool free_in_backward =
+      !in_.plan.separate_device && !in_.plan.format.decoded && !speculates;
   for (const Group& group : groups()) {
     forward_blocks(group, true);
     head(group, true);
@@ -49,17 +51,19 @@ void Builder::training_step(bool held, const StagedTiles& next) {
     backward_blocks(group);
     scatter(group);
   }
+  speculate_collected();
   embedding_gradient();
   if (!free_in_backward) {
     prefetch(next);
   }
 }
 
-void Builder::drain() {
+void Builder::drain(Pending pending) {
+  pending_ = pending;
   for (std::size_t u = 0; u < in_.plan.units.size(); ++u) {
     const UnitPlan& unit = in_.plan.units[u];
     for (std::size_t t = 0; t < unit.tiles.size(); ++t) {
-      if (!unit.tiles[t].frozen) {
+      if (update_due(static_cast<int>(u), static_cast<int>(t))) {
         const Weights copy = device_copy(unit, unit.tiles[t]);
         bring_tile({.unit = static_cast<int>(u),
                     .tile = static_cast<int>(t),
@@ -266,7 +270,8 @@ void Builder::head_gradients(const Group& group) {
       emit(std::move(gradient));
     }
     // A tied matrix is collected once the embedding's row sums have been added.
-    gradient_out(rows.unit, piece, target, group, !in_.model.tied);
+    speculate_collected();
+    gradient_out(rows.unit, rows.piece, target, group, !in_.model.tied);
   }
 }
 
@@ -289,7 +294,8 @@ void Builder::head_norm_gradient(const Group& group) {
                     update(whole(in_.layout.workspace))};
     emit(std::move(end));
   }
-  gradient_out(unit, piece, target, group, true);
+  speculate_collected();
+  gradient_out(unit, in_.model.head.norm_piece, target, group, true);
 }
 
 void Builder::logits() {
@@ -338,7 +344,8 @@ void Builder::backward_blocks(const Group& group) {
           backward.recompute ? write(activation(b + 1, k)) : Access{}};
       emit(std::move(backward));
     }
-    gradient_out(unit, piece, target, group, true);
+    speculate_collected();
+    gradient_out(unit, 0, target, group, true);
   }
 }
 

@@ -37,16 +37,24 @@ struct StagedTiles {
   std::vector<StagedTile> params, states;
 };
 
+// What of the last step's update a program makes before the tiles' first use.
+enum class Pending : std::uint8_t {
+  kNone,
+  kAll,
+  kRest,  // of units that the last step has not updated itself (UnitPlan::speculated)
+};
+
 class Builder {
  public:
   // `entry`: what an earlier program has left in the first slots.
   Builder(const BuilderInputs& inputs, std::string name, StagedTiles entry = {});
 
-  // Forward and backward over every micro-batch. `held`: each unit is updated before its first use.
-  // At the end `next` is read into the first slots.
-  void training_step(bool held, const StagedTiles& next);
-  // Every trainable tile is updated.
-  void drain();
+  // Forward and backward over every micro-batch; each unit is updated before its first use, if it
+  // is due. `speculates`: speculated units are updated in backward, too. At the end `next` is read
+  // into the first slots.
+  void training_step(Pending pending, bool speculates, const StagedTiles& next);
+  // Every trainable tile that is due is updated.
+  void drain(Pending pending);
   void evaluation();
   [[nodiscard]] Program take();
 
@@ -92,8 +100,9 @@ class Builder {
   struct TileUse {
     int unit = 0, tile = 0;
     bool update = false;
-    bool read = true;  // its weights as floats: by kernels or the lookup
-    Weights target;    // where on the device; buffer -1: nowhere
+    bool read = true;     // its weights as floats: by kernels or the lookup
+    Weights target = {};  // where on the device; buffer -1: nowhere
+    bool speculative = false;
   };
 
   // Which has lanes of its own, in this order.
@@ -109,8 +118,11 @@ class Builder {
   void prefetch(const StagedTiles& next);
   [[nodiscard]] Weights floats_of(const TileUse& use, const Weights& param);
   [[nodiscard]] Weights device_copy(const UnitPlan& unit, const TileSpec& tile) const;
-  void transfer(
-      InstructionKind kind, int unit, int tile, const Weights& memory, bool ahead = false);
+  // `ahead`: for the next program.
+  void transfer(InstructionKind kind,
+                const TileUse& use,
+                const Weights& memory,
+                bool ahead = false);
   void update_tile(const TileUse& use,
                    const Weights& param,
                    const Weights& state,
@@ -121,6 +133,7 @@ class Builder {
                    const Weights& decoded);
   [[nodiscard]] QueueKind update_queue(int unit) const;
   [[nodiscard]] bool update_due(int unit, int tile) const;
+  [[nodiscard]] Weights take_from_weight_slot(const TileUse& use, int piece_index);
   [[nodiscard]] std::vector<int> tiles_of(int unit, const PieceSpec& piece) const;
 
   // The step.
@@ -146,12 +159,10 @@ class Builder {
   };
 
   GradientTarget gradient_target(int unit, const PieceSpec& piece);
-  void gradient_out(int unit,
-                    const PieceSpec& piece,
-                    const GradientTarget& target,
-                    const Group& group,
-                    bool collect);
+  void gradient_out(
+      int unit, int piece_index, const GradientTarget& target, const Group& group, bool collect);
   void collect(int unit, const TileSpec& tile, int tile_index, const Range& source);
+  void speculate_collected();
   [[nodiscard]] bool piece_trainable(int unit, const PieceSpec& piece) const;
   [[nodiscard]] Range held(int unit, std::int64_t begin, std::int64_t elements) const;
 
@@ -162,7 +173,14 @@ class Builder {
   const BuilderInputs in_;
   const Pricer pricer_;
   Program program_;
-  bool held_ = false;
+  Pending pending_ = Pending::kNone;
+  bool speculates_ = false;
+
+  struct Collected {
+    int unit = 0, piece = 0, tile = 0;
+  };
+
+  std::vector<Collected> collected_;        // of speculated units, not yet updated
   std::vector<std::vector<char>> updated_;  // [unit][tile] in this program
 
   struct Slot {

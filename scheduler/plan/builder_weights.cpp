@@ -24,7 +24,10 @@ std::vector<int> Builder::tiles_of(int unit, const PieceSpec& piece) const {
 bool Builder::update_due(int unit, int tile) const {
   const auto u = static_cast<std::size_t>(unit);
   const auto t = static_cast<std::size_t>(tile);
-  return held_ && !in_.plan.units[u].tiles[t].frozen && updated_[u][t] == 0;
+  const UnitPlan& plan = in_.plan.units[u];
+  const bool pending =
+      pending_ == Pending::kAll || (pending_ == Pending::kRest && !plan.speculated);
+  return pending && !plan.tiles[t].frozen && updated_[u][t] == 0;
 }
 
 int Builder::take_weight_slot() {
@@ -105,7 +108,7 @@ Builder::Weights Builder::bring_tile(const TileUse& use) {
   Weights param = in_memory(plan.param[t]);
   if (stream_param && !decodes && !in_.plan.separate_device && use.target.range.buffer >= 0) {
     param = use.target;  // direct I/O into the place of use
-    transfer(InstructionKind::kReadParam, use.unit, use.tile, param);
+    transfer(InstructionKind::kReadParam, use, param);
   } else if (stream_param) {
     param = stage_param(use);
   }
@@ -121,10 +124,10 @@ Builder::Weights Builder::bring_tile(const TileUse& use) {
     decode_tile(use, param, state, floats);
   }
   if (use.update && (stream_param || plan.write_through)) {
-    transfer(InstructionKind::kWriteParam, use.unit, use.tile, param);
+    transfer(InstructionKind::kWriteParam, use, param);
   }
   if (use.update && stream_state) {
-    transfer(InstructionKind::kWriteState, use.unit, use.tile, state);
+    transfer(InstructionKind::kWriteState, use, state);
   }
   const Range& target = use.target.range;
   if (target.buffer >= 0 &&
@@ -150,7 +153,7 @@ Builder::Weights Builder::stage_param(const TileUse& use) {
   if (take < entry_.params.size()) {
     HEADRACE_ASSERT(entry_.params[take] == staged_.params.back(), "slots are taken as foreseen");
   } else {
-    transfer(InstructionKind::kReadParam, use.unit, use.tile, staged);
+    transfer(InstructionKind::kReadParam, use, staged);
   }
   return staged;
 }
@@ -168,7 +171,7 @@ Builder::Weights Builder::stage_state(const TileUse& use) {
   if (take < entry_.states.size()) {
     HEADRACE_ASSERT(entry_.states[take] == staged_.states.back(), "slots are taken as foreseen");
   } else {
-    transfer(InstructionKind::kReadState, use.unit, use.tile, staged);
+    transfer(InstructionKind::kReadState, use, staged);
   }
   return staged;
 }
@@ -210,8 +213,7 @@ void Builder::prefetch(const StagedTiles& next) {
   const auto read_ahead =
       [&](InstructionKind kind, const StagedTile& tile, int buffer, std::size_t bytes) {
         transfer(kind,
-                 tile.unit,
-                 tile.tile,
+                 {.unit = tile.unit, .tile = tile.tile},
                  {.range = {.buffer = buffer, .offset = 0, .bytes = bytes},
                   .content = tile_content(tile.unit, tile.tile)},
                  true);
@@ -263,20 +265,22 @@ int Builder::next_lane(TransferClass kind) {
   return first + next_lane_[index]++ % kCounts[index];
 }
 
-// `ahead`: for the next program.
-void Builder::transfer(
-    InstructionKind kind, int unit, int tile, const Weights& memory, bool ahead) {
-  const auto u = static_cast<std::size_t>(unit);
-  const TileSpec& spec = in_.plan.units[u].tiles[static_cast<std::size_t>(tile)];
+void Builder::transfer(InstructionKind kind,
+                       const TileUse& use,
+                       const Weights& memory,
+                       bool ahead) {
+  const auto u = static_cast<std::size_t>(use.unit);
+  const TileSpec& spec = in_.plan.units[u].tiles[static_cast<std::size_t>(use.tile)];
   const bool param = kind == InstructionKind::kReadParam || kind == InstructionKind::kWriteParam;
   const bool reading = kind == InstructionKind::kReadParam || kind == InstructionKind::kReadState;
   const Range extent = param ? slice(in_.layout.store_param[u], spec.begin, spec.elements, 4)
                              : slice(in_.layout.store_state[u], spec.begin, spec.elements, 8);
-  Instruction instruction = make(kind, QueueKind::kNvme, unit, tile, -1);
-  instruction.lane =
-      next_lane(reading ? (ahead ? TransferClass::kPrefetch : TransferClass::kRead)
-                : param && in_.plan.units[u].write_through ? TransferClass::kWriteThrough
-                                                           : TransferClass::kWrite);
+  Instruction instruction = make(kind, QueueKind::kNvme, use.unit, use.tile, -1);
+  instruction.speculative = use.speculative && !reading;
+  instruction.lane = next_lane(
+      reading ? (ahead || use.speculative ? TransferClass::kPrefetch : TransferClass::kRead)
+      : param && in_.plan.units[u].write_through ? TransferClass::kWriteThrough
+                                                 : TransferClass::kWrite);
   instruction.accesses = {
       reading ? write(memory.range, memory.content) : read(memory.range, memory.content),
       reading ? read(extent) : write(extent)};
@@ -299,6 +303,7 @@ void Builder::update_tile(const TileUse& use,
       make(InstructionKind::kUpdate, update_queue(use.unit), use.unit, use.tile, -1);
   instruction.begin = spec.begin;
   instruction.elements = spec.elements;
+  instruction.speculative = use.speculative;
   instruction.accesses = {
       update(param.range, param.content),
       update(state.range, state.content),
@@ -306,6 +311,44 @@ void Builder::update_tile(const TileUse& use,
       decoded.range.buffer >= 0 ? write(decoded.range, decoded.content) : Access{}};
   emit(std::move(instruction));
   updated_[u][static_cast<std::size_t>(use.tile)] = 1;
+}
+
+// The step's own updates of tiles whose gradients are known. The gradients stay held, and the store
+// keeps what it has: should the norm not allow what was done here, it is done again. Called once
+// the kernels of the next unit are under way: reads for these updates come after its weights, and
+// nothing that it needs is behind them in a queue.
+void Builder::speculate_collected() {
+  for (const Collected& tile : collected_) {
+    const TileUse use{
+        .unit = tile.unit, .tile = tile.tile, .update = true, .read = false, .speculative = true};
+    Weights param = take_from_weight_slot(use, tile.piece);
+    if (param.range.buffer < 0) {
+      param = stage_param(use);
+    }
+    const Weights state = stage_state(use);
+    update_tile(use, param, state, {});
+    transfer(InstructionKind::kWriteParam, use, param);
+    transfer(InstructionKind::kWriteState, use, state);
+  }
+  collected_.clear();
+}
+
+// Where kernels have read what is the tile's param extent, for the last time in this step. Absent:
+// it has to be staged.
+Builder::Weights Builder::take_from_weight_slot(const TileUse& use, int piece_index) {
+  const TileSpec& spec =
+      in_.plan.units[static_cast<std::size_t>(use.unit)].tiles[static_cast<std::size_t>(use.tile)];
+  const PieceSpec& piece = in_.model.units[static_cast<std::size_t>(use.unit)]
+                               .pieces[static_cast<std::size_t>(piece_index)];
+  const auto held = std::find_if(slots_.begin(), slots_.end(), [&](const Slot& slot) {
+    return slot.unit == use.unit && slot.piece == piece_index;
+  });
+  if (held == slots_.end() || in_.plan.separate_device || in_.plan.format.decodes(spec)) {
+    return {};
+  }
+  const int buffer = in_.layout.weight_slots[static_cast<std::size_t>(held - slots_.begin())];
+  return {.range = slice(buffer, spec.begin - piece.begin, spec.elements, 4),
+          .content = piece_content(use.unit, piece_index)};
 }
 
 void Builder::decode_tile(const TileUse& use,
@@ -349,15 +392,14 @@ Builder::GradientTarget Builder::gradient_target(int unit, const PieceSpec& piec
 
 // Brings a piece's gradient to the held buffer, tile by tile, and (after the last micro-batch)
 // collects it.
-void Builder::gradient_out(int unit,
-                           const PieceSpec& piece,
-                           const GradientTarget& target,
-                           const Group& group,
-                           bool collect_it) {
+void Builder::gradient_out(
+    int unit, int piece_index, const GradientTarget& target, const Group& group, bool collect_it) {
   if (!target.present) {
     return;
   }
   const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
+  const PieceSpec& piece =
+      in_.model.units[static_cast<std::size_t>(unit)].pieces[static_cast<std::size_t>(piece_index)];
   const bool host_adds = in_.plan.traversal == Traversal::kBatchMajor && in_.model.accumulate > 1;
   const bool copied = in_.plan.separate_device && !target.direct && plan.home != Home::kDevice;
   for (const int t : tiles_of(unit, piece)) {
@@ -397,6 +439,9 @@ void Builder::gradient_out(int unit,
     }
     if (group.last && collect_it) {
       collect(unit, tile, t, source);
+      if (speculates_ && plan.speculated) {
+        collected_.push_back({.unit = unit, .piece = piece_index, .tile = t});
+      }
     }
   }
 }

@@ -80,13 +80,13 @@ Timeline simulate_step(const Plan& plan, const Contention& contention) {
     timeline.seconds += simulation.prediction.seconds;
     timeline.parts.push_back({&program, std::move(simulation.spans), updates_only});
   };
-  if (!plan.compute_held.instructions.empty()) {
-    add(plan.compute_held, false);
-  } else if (!plan.compute.instructions.empty()) {
-    add(plan.compute, false);
-    add(plan.drain, true);
-  } else {
+  if (plan.compute.instructions.empty()) {
     add(plan.evaluation, false);
+    return timeline;
+  }
+  add(steady_program(plan), false);
+  if (plan.update == Update::kAfterBackward) {
+    add(plan.drain, true);
   }
   return timeline;
 }

@@ -32,10 +32,10 @@ std::uint64_t moved_bytes(const Prediction& prediction) {
 // Inputs, targets and losses are of no unit.
 std::uint64_t bytes_of_no_unit(const Plan& plan) {
   std::uint64_t bytes = 0;
-  const bool held = !plan.compute_held.instructions.empty();
-  for (const Program* program : {held ? &plan.compute_held : &plan.compute, &plan.drain}) {
+  const bool drains = plan.update == Update::kAfterBackward;
+  for (const Program* program : {&steady_program(plan), &plan.drain}) {
     for (const Instruction& instruction : program->instructions) {
-      const bool of_step = !held || program != &plan.drain;
+      const bool of_step = drains || program != &plan.drain;
       bytes += of_step && instruction.unit < 0 ? instruction.link_bytes : 0;
     }
   }

@@ -179,6 +179,12 @@ void place_extents(Context& context, std::size_t u, MemoryTier tier, UnitPlan& u
   }
 }
 
+// Nothing in memory would have to be undone. The embedding's gradient is known last: nothing is
+// won.
+bool may_be_speculated(const UnitPlan& unit) {
+  return trainable(unit) && unit.master < 0 && unit.state < 0 && unit.weights < 0;
+}
+
 void place_unit(Context& context, std::size_t u) {
   const UnitSpec& spec = context.model.units[u];
   const UnitChoice& choice = context.choices.units[u];
@@ -494,12 +500,17 @@ void count_store(Context& context) {
     weights.nvme_bytes = state.nvme_bytes = 0;
   }
   MemoryRow& commits = context.memory.row_of("commits");
-  commits.nvme_bytes = static_cast<std::uint64_t>(context.settings.store_slots - 1) *
-                       (weights.nvme_bytes + state.nvme_bytes);
+  commits.nvme_bytes =
+      static_cast<std::uint64_t>(physical_slots(context.settings, context.plan.update) - 1) *
+      (weights.nvme_bytes + state.nvme_bytes);
   context.plan.nvme_bytes = weights.nvme_bytes + state.nvme_bytes + commits.nvme_bytes;
 }
 
 }  // namespace
+
+int physical_slots(const PlanSettings& settings, Update update) {
+  return settings.store_slots + (update == Update::kSpeculative ? 1 : 0);
+}
 
 bool gradient_is_direct(const Plan& plan, const UnitPlan& unit) {
   const bool same_tier = !plan.separate_device || unit.home == Home::kDevice;
@@ -544,6 +555,8 @@ Layout lay_out_memory(const ModelSpec& model,
                                : 1};
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     place_unit(context, u);
+    UnitPlan& unit = plan.units[u];
+    unit.speculated = choices.update == Update::kSpeculative && u > 0 && may_be_speculated(unit);
   }
   place_gradients(context);
   place_activations(context);

@@ -6,12 +6,14 @@
 #include <algorithm>
 #include <functional>
 
+#include "core/quantity.hpp"
 #include "scheduler/plan/bound.hpp"
 #include "scheduler/plan/builder.hpp"
 #include "scheduler/plan/choices.hpp"
 #include "scheduler/plan/rates.hpp"
 #include "scheduler/plan/refusal.hpp"
 #include "scheduler/plan/search.hpp"
+#include "scheduler/plan/simulate.hpp"
 #include "scheduler/plan/wear.hpp"
 
 namespace headrace::plan {
@@ -29,35 +31,50 @@ const char* traversal_name(Traversal traversal) {
 }
 
 const char* update_name(Update update) {
-  return update == Update::kHeld ? "held" : "after-backward";
+  switch (update) {
+    case Update::kHeld:
+      return "held";
+    case Update::kAfterBackward:
+      return "after-backward";
+    case Update::kSpeculative:
+      break;
+  }
+  return "speculative";
 }
 
 namespace {
 
-// What both a held step and a drain stage first, as far as there are slots: so that whatever
-// precedes them can read it.
-StagedTiles staged_first(const BuilderInputs& inputs, bool held) {
+// What a step with held updates and a drain stage first alike, as far as there are slots: so that
+// whatever precedes them can read it.
+StagedTiles staged_first(const BuilderInputs& inputs, Update update) {
   Builder drain(inputs, "drain");
-  drain.drain();
+  drain.drain(Pending::kAll);
   StagedTiles first = drain.staged();
   const auto keep = [](std::vector<StagedTile>& tiles, std::size_t count) {
     tiles.resize(std::min(tiles.size(), count));
   };
   keep(first.params, inputs.layout.staging_param.size());
   keep(first.states, inputs.layout.staging_state.size());
-  if (held) {
-    Builder step(inputs, "compute.held");
-    step.training_step(true, {});
-    const auto keep_equal = [&](std::vector<StagedTile>& tiles,
-                                const std::vector<StagedTile>& others) {
-      const std::size_t count = std::min(tiles.size(), others.size());
-      const auto end = tiles.begin() + static_cast<std::ptrdiff_t>(count);
-      keep(tiles,
-           static_cast<std::size_t>(std::mismatch(tiles.begin(), end, others.begin()).first -
-                                    tiles.begin()));
-    };
-    keep_equal(first.params, step.staged().params);
-    keep_equal(first.states, step.staged().states);
+  const auto keep_equal = [&](std::vector<StagedTile>& tiles,
+                              const std::vector<StagedTile>& others) {
+    const std::size_t count = std::min(tiles.size(), others.size());
+    const auto end = tiles.begin() + static_cast<std::ptrdiff_t>(count);
+    keep(tiles,
+         static_cast<std::size_t>(std::mismatch(tiles.begin(), end, others.begin()).first -
+                                  tiles.begin()));
+  };
+  const auto keep_what_is_staged_by = [&](const std::function<void(Builder&)>& fill_program) {
+    Builder other(inputs, "");
+    fill_program(other);
+    keep_equal(first.params, other.staged().params);
+    keep_equal(first.states, other.staged().states);
+  };
+  if (update != Update::kAfterBackward) {
+    keep_what_is_staged_by([](Builder& step) { step.training_step(Pending::kAll, false, {}); });
+  }
+  if (update == Update::kSpeculative) {
+    keep_what_is_staged_by([](Builder& step) { step.training_step(Pending::kRest, true, {}); });
+    keep_what_is_staged_by([](Builder& step) { step.drain(Pending::kRest); });
   }
   return first;
 }
@@ -81,17 +98,30 @@ void build(const ModelSpec& model,
     return builder.take();
   };
   if (settings.purpose == Purpose::kTrain) {
-    const bool held = choices.update == Update::kHeld;
-    const StagedTiles next = staged_first(inputs, held);
+    const StagedTiles next = staged_first(inputs, choices.update);
     plan.prefetched_tiles = static_cast<int>(next.states.size());
-    if (all || !held) {
-      plan.compute =
-          make("compute", {}, [&](Builder& builder) { builder.training_step(false, next); });
-      plan.drain = make("drain", next, [](Builder& builder) { builder.drain(); });
+    const auto step = [&](const char* name, Pending pending, bool speculates) {
+      const StagedTiles none;
+      return make(name, pending == Pending::kNone ? none : next, [&](Builder& builder) {
+        builder.training_step(pending, speculates, next);
+      });
+    };
+    const auto drain = [&](const char* name, Pending pending) {
+      return make(name, next, [&](Builder& builder) { builder.drain(pending); });
+    };
+    if (all || choices.update == Update::kAfterBackward) {
+      plan.compute = step("compute", Pending::kNone, false);
+      plan.drain = drain("drain", Pending::kAll);
     }
-    if (held) {
-      plan.compute_held =
-          make("compute.held", next, [&](Builder& builder) { builder.training_step(true, next); });
+    if (choices.update == Update::kHeld || (all && choices.update == Update::kSpeculative)) {
+      plan.compute_held = step("compute.held", Pending::kAll, false);
+    }
+    if (choices.update == Update::kSpeculative) {
+      plan.compute_rest_speculating = step("compute.rest.speculating", Pending::kRest, true);
+    }
+    if (all && choices.update == Update::kSpeculative) {
+      plan.compute_held_speculating = step("compute.held.speculating", Pending::kAll, true);
+      plan.drain_rest = drain("drain.rest", Pending::kRest);
     }
   }
   if (all || settings.purpose != Purpose::kTrain) {
@@ -123,13 +153,44 @@ std::vector<const Program*> steady_programs(const PlanSettings& settings, const 
   if (settings.purpose != Purpose::kTrain) {
     return {&plan.evaluation};
   }
-  return plan.update == Update::kHeld ? std::vector{&plan.compute_held}
-                                      : std::vector{&plan.compute, &plan.drain};
+  std::vector<const Program*> programs = {&steady_program(plan)};
+  if (plan.update == Update::kAfterBackward) {
+    programs.push_back(&plan.drain);
+  }
+  return programs;
 }
 
 bool is_recomputed(const Plan& plan, int unit) {
   const int blocks = static_cast<int>(plan.units.size()) - 2;
   return unit <= blocks - plan.kept_blocks;
+}
+
+const Program& steady_program(const Plan& plan) {
+  switch (plan.update) {
+    case Update::kHeld:
+      return plan.compute_held;
+    case Update::kSpeculative:
+      return plan.compute_rest_speculating;
+    case Update::kAfterBackward:
+      break;
+  }
+  return plan.compute;
+}
+
+std::vector<const Program*> programs_of(const Plan& plan) {
+  std::vector<const Program*> programs;
+  for (const Program* program : {&plan.compute,
+                                 &plan.compute_held,
+                                 &plan.compute_held_speculating,
+                                 &plan.compute_rest_speculating,
+                                 &plan.drain,
+                                 &plan.drain_rest,
+                                 &plan.evaluation}) {
+    if (!program->instructions.empty()) {
+      programs.push_back(program);
+    }
+  }
+  return programs;
 }
 
 const Prediction* find_prediction(const Plan& plan, const std::string& variant) {
@@ -139,6 +200,49 @@ const Prediction* find_prediction(const Plan& plan, const std::string& variant) 
       });
   return found == plan.predictions.end() ? nullptr : &*found;
 }
+
+namespace {
+
+// What the same placement would take if updates were speculated, where that is worth a third of the
+// drive's space.
+std::string speculation_note(const ModelSpec& model,
+                             const PlanSettings& settings,
+                             const MachineProfile& machine,
+                             const Candidate& held) {
+  constexpr double kWorthSaying = 0.95;
+  if (settings.purpose != Purpose::kTrain || settings.update || held.plan.lanes == 0) {
+    return "";
+  }
+  Choices choices = held.choices;
+  choices.update = Update::kSpeculative;
+  Candidate other = lay_out_candidate(model, settings, choices);
+  if (std::none_of(other.plan.units.begin(), other.plan.units.end(), [](const UnitPlan& unit) {
+        return unit.speculated;
+      })) {
+    return "";
+  }
+  other.plan.update_rates = held.plan.update_rates;
+  Builder step({.model = model,
+                .settings = settings,
+                .machine = machine,
+                .layout = other.layout,
+                .plan = other.plan},
+               "compute.rest.speculating");
+  step.training_step(Pending::kRest, true, {});  // the other programs take their time to be made
+  const double now = find_prediction(held.plan, "steady")->seconds;
+  const double then = simulate(step.take(), contention_of(machine, settings)).prediction.seconds;
+  if (then > kWorthSaying * now) {
+    return "";
+  }
+  return fmt::format(
+      "updates that are speculated would take {} a step, not {}, while no step is clipped, and "
+      "{} more of the drive: --set optim.update=speculative",
+      format_duration(then),
+      format_duration(now),
+      format_bytes(other.plan.nvme_bytes - held.plan.nvme_bytes));
+}
+
+}  // namespace
 
 Result<Plan> make_plan(const ModelSpec& model,
                        const PlanSettings& settings,
@@ -165,6 +269,9 @@ Result<Plan> make_plan(const ModelSpec& model,
     return found ? std::optional(std::move(found->plan)) : std::nullopt;
   };
   count_wear(model, settings, machine, replan, best->plan);
+  if (std::string note = speculation_note(model, settings, machine, *best); !note.empty()) {
+    best->plan.notes.push_back(std::move(note));
+  }
   if (machine.gemm_fp32_flops_per_s <= 0) {
     best->plan.notes.emplace_back("no machine profile: times are guesses for a modest desktop");
   } else if (settings.purpose == Purpose::kTrain) {

@@ -28,7 +28,7 @@ enum class Home : std::uint8_t {
   kNvme
 };  // where a unit's master weights and state live
 enum class Traversal : std::uint8_t { kLayerMajor, kBatchMajor };
-enum class Update : std::uint8_t { kHeld, kAfterBackward };
+enum class Update : std::uint8_t { kHeld, kAfterBackward, kSpeculative };
 enum class Purpose : std::uint8_t { kTrain, kEvaluate, kGenerate };
 
 [[nodiscard]] const char* home_name(Home home);
@@ -79,6 +79,9 @@ struct UnitPlan {
   Home home = Home::kHost;
   bool pinned = false;         // weights stay on the device (their own buffer)
   bool write_through = false;  // the master in memory is a copy: the store has what updates made
+  // Updated as soon as backward has its gradient, before the norm is known, beside what the store
+  // has of it: what has to be clipped after all was never there.
+  bool speculated = false;
   std::vector<TileSpec> tiles;
   int master = -1;  // in host or device memory: param extents, tile after tile
   int state = -1;   // in host or device memory: state extents, tile after tile
@@ -92,7 +95,7 @@ struct UnitPlan {
 };
 
 struct MemoryRow {
-  // weights, gradients, state, commits (the store's second slots), activations, logits, workspace,
+  // weights, gradients, state, commits (the store's further slots), activations, logits, workspace,
   // staging; and, outside the arenas: process, reserve
   std::string purpose;
   std::uint64_t device_bytes = 0, host_bytes = 0, nvme_bytes = 0;
@@ -100,7 +103,7 @@ struct MemoryRow {
 
 // The simulated step of one variant.
 struct Prediction {
-  std::string variant;  // first, steady, commit, skipped, evaluation, last
+  std::string variant;  // first, steady, commit, skipped, clipped, recovered, evaluation, last
   double seconds = 0;
   double bound_seconds = 0;        // of any schedule that keeps what this plan keeps (bound.hpp)
   double order_bound_seconds = 0;  // the same that updates in this plan's order; not less
@@ -143,7 +146,10 @@ struct Plan {
   Program compute;       // forward and backward, no pending updates
   Program compute_held;  // the same, each unit updated as forward approaches it
   Program drain;         // pending updates only
-  Program evaluation;    // forward and loss; for kGenerate: forward and logits of one row
+  // Update::kSpeculative: as compute_held, and speculated units are updated in backward; the same
+  // after a step whose own updates of them count; what is then left to a drain.
+  Program compute_held_speculating, compute_rest_speculating, drain_rest;
+  Program evaluation;  // forward and loss; for kGenerate: forward and logits of one row
   std::vector<Prediction> predictions;
   // The drive.
   std::uint64_t written_bytes_per_step = 0;  // commits included, each spread over its interval
@@ -163,6 +169,12 @@ struct Plan {
 
 // Whether backward makes a block's activations again.
 [[nodiscard]] bool is_recomputed(const Plan& plan, int unit);
+
+// Of the common step: what Plan::update makes of it.
+[[nodiscard]] const Program& steady_program(const Plan& plan);
+
+// All that are not empty.
+[[nodiscard]] std::vector<const Program*> programs_of(const Plan& plan);
 
 [[nodiscard]] const Prediction* find_prediction(const Plan& plan, const std::string& variant);
 

@@ -73,6 +73,7 @@ Json units_json(const Plan& plan, const ModelSpec& model) {
     entry.set("state_home", home_name(plan.units[u].home));
     entry.set("weights_in_memory", plan.units[u].master >= 0);
     entry.set("pinned", plan.units[u].pinned);
+    entry.set("speculated", plan.units[u].speculated);
     entry.set("tiles", plan.units[u].tiles.size());
     units.push_back(std::move(entry));
   }
@@ -160,9 +161,7 @@ Json plan_to_json(const Plan& plan,
     notes.push_back(note);
   }
   json.set("notes", std::move(notes));
-  json.set("instructions_per_step",
-           plan.compute_held.instructions.empty() ? plan.compute.instructions.size()
-                                                  : plan.compute_held.instructions.size());
+  json.set("instructions_per_step", steady_program(plan).instructions.size());
   return json;
 }
 

@@ -60,13 +60,13 @@ void predict(const PlanSettings& settings, const MachineProfile& machine, Plan& 
   if (settings.purpose == Purpose::kTrain) {
     const Prediction compute = simulated(plan.compute);
     const Prediction drain = simulated(plan.drain);
-    const bool held = plan.update == Update::kHeld;
-    const std::vector<Prediction> steady =
-        held ? std::vector<Prediction>{simulated(plan.compute_held)}
-             : std::vector<Prediction>{compute, drain};
-    std::vector<Prediction> steady_drained = steady;
-    if (held) {
-      steady_drained.push_back(drain);
+    const bool held = plan.update != Update::kAfterBackward;
+    const bool speculative = plan.update == Update::kSpeculative;
+    std::vector<Prediction> steady = {simulated(steady_program(plan))};
+    const std::vector<Prediction> steady_drained = {
+        steady.front(), speculative ? simulated(plan.drain_rest) : drain};
+    if (!held) {
+      steady = steady_drained;
     }
     const std::uint64_t commit_bytes = memory_tile_bytes(plan);
     double write_rate = machine.nvme_write_bytes_per_s > 0 ? machine.nvme_write_bytes_per_s : 1e9;
@@ -80,6 +80,10 @@ void predict(const PlanSettings& settings, const MachineProfile& machine, Plan& 
                    static_cast<double>(commit_bytes) / write_rate,
                    commit_bytes);
     add_prediction(plan, "skipped", {compute});
+    if (speculative) {
+      add_prediction(plan, "clipped", {simulated(plan.compute_held)});
+      add_prediction(plan, "recovered", {simulated(plan.compute_held_speculating)});
+    }
     add_prediction(plan, "last", steady_drained);
   }
   add_prediction(plan, "evaluation", {evaluation});

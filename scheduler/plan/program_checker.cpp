@@ -48,25 +48,52 @@ ProgramChecker::ProgramChecker(const ModelSpec& model, const Plan& plan, std::mt
 
 // ---- programs ----
 
-std::string ProgramChecker::compute(bool held) {
+const Program& ProgramChecker::compute_program(bool speculates) const {
+  if (!pending_) {
+    return plan_.compute;
+  }
+  if (!speculates) {
+    return plan_.compute_held;
+  }
+  return rest_only_ ? plan_.compute_rest_speculating : plan_.compute_held_speculating;
+}
+
+std::string ProgramChecker::compute(bool speculates) {
   ++step_;
-  updates_wanted_ += held ? 1 : 0;
-  if (run(held ? plan_.compute_held : plan_.compute).empty()) {
+  const Program& program = compute_program(speculates);
+  updates_wanted_ += pending_ ? 1 : 0;
+  speculating_ = speculates;
+  replaced_.clear();
+  if (run(program).empty()) {
     expect_gradients_held();
     expect_losses();
     expect_home(false);
   }
   pending_ = true;
+  rest_only_ = false;
   pending_step_ = step_;
   return error_;
 }
 
+void ProgramChecker::settle(bool keep) {
+  rest_only_ = keep;
+  for (std::size_t i = replaced_.size(); !keep && i-- > 0;) {
+    set(replaced_[i].first, replaced_[i].second);
+  }
+  for (std::size_t u = 0; !keep && u < plan_.units.size(); ++u) {
+    for (std::size_t t = 0; plan_.units[u].speculated && t < updates_[u].size(); ++t) {
+      updates_[u][t] -= plan_.units[u].tiles[t].frozen ? 0 : 1;
+    }
+  }
+  speculating_ = false;
+}
+
 std::string ProgramChecker::drain() {
   ++updates_wanted_;
-  if (run(plan_.drain).empty()) {
+  if (run(rest_only_ ? plan_.drain_rest : plan_.drain).empty()) {
     expect_home(true);
   }
-  pending_ = false;
+  pending_ = rest_only_ = false;
   return error_;
 }
 
@@ -234,7 +261,7 @@ void ProgramChecker::expect_home(bool after_drain) {
       if (unit.tiles[t].frozen) {
         continue;
       }
-      if (updates_[u][t] != updates_wanted_) {
+      if (updates_[u][t] != updates_wanted_ + (speculating_ && unit.speculated ? 1 : 0)) {
         fail(fmt::format("unit {}, tile {} was not updated", u, t));
       }
       if (after_drain && unit.param[t].buffer >= 0) {

@@ -14,6 +14,7 @@
 #include <map>
 #include <random>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "scheduler/plan/model_spec.hpp"
@@ -60,14 +61,19 @@ class ProgramChecker {
   ProgramChecker(const ModelSpec& model, const Plan& plan, std::mt19937_64& random);
 
   // Each returns "" or what is wrong; then it must not be used any more.
-  // The training step's forward and backward; `held` with the update that is pending.
-  [[nodiscard]] std::string compute(bool held);
+  // The training step's forward and backward, with the update that is pending if that is held.
+  // `speculates`: and with its own; settle() comes next.
+  [[nodiscard]] std::string compute(bool speculates = false);
+  void settle(bool keep);             // what was speculated counts, or never was
   [[nodiscard]] std::string drain();  // the pending update
   [[nodiscard]] std::string evaluate();
 
   void skip() { pending_ = false; }  // what compute made is not used
 
   [[nodiscard]] bool pending() const { return pending_; }
+
+  // Of which a part has been made: the next step speculates, too.
+  [[nodiscard]] bool rest_pending() const { return pending_ && rest_only_; }
 
  private:
   static constexpr std::size_t kFloatBytes = 4;
@@ -112,6 +118,7 @@ class ProgramChecker {
   void expect_gradients_held();
   void expect_losses();
   void expect_home(bool after_drain);
+  [[nodiscard]] const Program& compute_program(bool speculates) const;
 
   [[nodiscard]] Place place(const Access& access) const;
   [[nodiscard]] Place place(int buffer, std::size_t offset, std::size_t bytes) const;
@@ -141,7 +148,10 @@ class ProgramChecker {
   int updates_wanted_ = 0;                 // of every trainable tile, before it is used
   int step_ = 0;
   bool pending_ = false;
-  int pending_step_ = 0;  // which made the gradients
+  bool speculating_ = false;
+  bool rest_only_ = false;                           // of the pending update
+  std::vector<std::pair<Place, Content>> replaced_;  // of the store, by what was speculated
+  int pending_step_ = 0;                             // which made the gradients
   std::string error_;
 };
 

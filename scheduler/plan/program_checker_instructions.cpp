@@ -35,6 +35,9 @@ void ProgramChecker::transfer(const Instruction& instruction) {
   Content expected = named(now);
   expected.content = instruction.accesses[0].content;
   expect(memory, expected, "what is written to the store");
+  if (instruction.speculative) {
+    replaced_.emplace_back(extent, look(extent, "an extent of the store"));
+  }
   set(extent, named(now));
 }
 
@@ -317,7 +320,9 @@ void ProgramChecker::collect(const Instruction& instruction) {
 void ProgramChecker::update(const Instruction& instruction) {
   int& updates = updates_[static_cast<std::size_t>(instruction.unit)]
                          [static_cast<std::size_t>(instruction.index)];
-  if (!pending_ || updates + 1 != updates_wanted_) {
+  const bool due = instruction.speculative ? speculating_ && updates == updates_wanted_
+                                           : pending_ && updates + 1 == updates_wanted_;
+  if (!due) {
     fail("an update that is not due");
     return;
   }
@@ -331,7 +336,7 @@ void ProgramChecker::update(const Instruction& instruction) {
          {.kind = Kind::kHeldGradient,
           .unit = instruction.unit,
           .tile = instruction.index,
-          .version = pending_step_},
+          .version = instruction.speculative ? step_ : pending_step_},
          "the gradient that is held");
   ++updates;
   ++expected_param.version;

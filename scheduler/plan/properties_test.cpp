@@ -44,17 +44,20 @@ std::size_t device_budget(const PlanSettings& settings) {
   return settings.device_memory_bytes.value_or(settings.device_available_bytes);
 }
 
-std::vector<const Program*> programs_of(const Plan& plan) {
-  return {&plan.compute, &plan.compute_held, &plan.drain, &plan.evaluation};
-}
-
 // Runs the checker through a life: steps, a skipped one, drains and evaluations in between.
 std::string live(ProgramChecker& checker, const Plan& plan, std::mt19937_64& random) {
-  const bool held = plan.update == Update::kHeld;
+  const bool held = plan.update != Update::kAfterBackward;
+  const bool may_speculate = plan.update == Update::kSpeculative;
   std::string wrong;
-  for (int step = 0; step < 5 && wrong.empty(); ++step) {
-    wrong = checker.compute(held && checker.pending());
-    if (wrong.empty() && random() % 5 == 0) {
+  for (int step = 0; step < (may_speculate ? 8 : 5) && wrong.empty(); ++step) {
+    const bool speculates =
+        may_speculate && checker.pending() && (checker.rest_pending() || random() % 2 == 0);
+    wrong = checker.compute(speculates);
+    const bool skips = random() % 5 == 0;
+    if (wrong.empty() && speculates) {
+      checker.settle(!skips && random() % 3 != 0);
+    }
+    if (wrong.empty() && skips) {
       checker.skip();
     }
     const bool drains = checker.pending() && (!held || random() % 3 == 0);
@@ -127,7 +130,10 @@ TEST(Properties, TheCheckerFindsAWaitThatIsLeftOut) {
     if (!plan) {
       return;
     }
-    Program& program = plan->update == Update::kHeld ? plan->compute_held : plan->compute;
+    Program& program = plan->update == Update::kAfterBackward || random() % 4 == 0 ? plan->compute
+                       : plan->update == Update::kHeld || random() % 2 == 0
+                           ? plan->compute_held
+                           : plan->compute_rest_speculating;
     Instruction& instruction = program.instructions[random() % program.instructions.size()];
     if (instruction.waits.empty()) {
       return;

@@ -181,7 +181,9 @@ PlanSettings random_settings(std::mt19937_64& random) {
   if (chance(random, 0.5)) {
     settings.traversal = static_cast<Traversal>(random() % 2);
   }
-  settings.update = chance(random, 0.7) ? Update::kHeld : Update::kAfterBackward;
+  settings.update = chance(random, 0.5)   ? Update::kHeld
+                    : chance(random, 0.5) ? Update::kAfterBackward
+                                          : Update::kSpeculative;
   settings.grad = chance(random, 0.5) ? Dtype::kBf16 : Dtype::kF32;
   settings.format = random_format(random);
   settings.store_slots = static_cast<int>(between(random, 1, 2));

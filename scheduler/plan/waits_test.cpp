@@ -73,8 +73,7 @@ TEST(Plan, ProgramsOrderEveryConflict) {
       const ModelSpec model = make_model(96, 3, 700, tied, 2);
       const auto plan = make_plan(model, settings, {});
       ASSERT_TRUE(plan);
-      for (const Program* program :
-           {&plan->compute, &plan->compute_held, &plan->drain, &plan->evaluation}) {
+      for (const Program* program : programs_of(*plan)) {
         expect_ordered(*program);
       }
     }

@@ -110,7 +110,8 @@ class DriveSparer {
       sets += " --set tiers.place=\"auto\"";
     }
     const std::size_t wanted =
-        plan_.host_arena_bytes + plan_.nvme_bytes / static_cast<std::size_t>(settings_.store_slots);
+        plan_.host_arena_bytes +
+        plan_.nvme_bytes / static_cast<std::size_t>(physical_slots(settings_, plan_.update));
     if (wanted > settings_.host_memory_bytes) {
       in_memory.host_memory_bytes = (wanted + kMebibyte - 1) / kMebibyte * kMebibyte;
       sets += fmt::format(" --set tiers.host_memory=\"{}\"", mebibytes(wanted));

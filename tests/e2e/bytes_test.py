@@ -19,11 +19,23 @@ CASES = {
     "nvme, little memory": {"tiers": {**NVME, "host_memory": "14MiB", "tile": 1}},
     "nvme, q8": {"tiers": NVME, "optim": {"state": "q8"}},
     "nvme, bf16 state, two folders": {"tiers": NVME, "optim": {"state": "bf16"}, "folders": 2},
+    "nvme, speculative": {"tiers": {**NVME, "host_memory": "14MiB", "tile": 1},
+                          "optim": {"update": "speculative", "clip": 0}},
+    "nvme, speculative, clipped": {"tiers": {**NVME, "host_memory": "14MiB", "tile": 1},
+                                   "optim": {"update": "speculative", "clip": 1e-6}},
     "nvme, after backward": {"tiers": NVME, "optim": {"update": "after-backward"}},
     "separate device": {"tiers": DEVICE, "precision": {"grad": "bf16"}},
     "separate device, batch-major": {
         "tiers": DEVICE, "batch": {"accumulate": 2, "traversal": "batch-major"}},
     "separate device, nvme": {"tiers": {**DEVICE, **NVME}, "optim": {"state": "q8"}},
+}
+
+
+# Of their steps, where it is not first, then steady.
+KINDS = {
+    "nvme, speculative": ["first", "recovered", "steady"],
+    "nvme, speculative, clipped": ["first", "clipped", "clipped"],
+    "nvme, after backward": ["steady"] * 3,
 }
 
 
@@ -43,10 +55,14 @@ def check(report, headrace, folder, name, changes):
                         "nvme": [folder / f"{number}-{i}" for i in range(folders)]}
     run = Run(headrace, folder, number, changes)
     must(run.train())
-    plan = planned_bytes(json.loads((run.dir / "plan.json").read_text()))
-    held = plan["first"] != plan["last"] and changes.get("optim", {}).get("update") is None
+    whole_plan = json.loads((run.dir / "plan.json").read_text())
+    plan = planned_bytes(whole_plan)
+    report.equal(f"{name}: units are updated in backward if that was asked for",
+                 any(unit["speculated"] for unit in whole_plan["units"]), "speculative" in name)
+    kinds = [row["variant"] for row in run.rows()]
+    report.equal(f"{name}: its steps", kinds, KINDS.get(name, ["first", "steady", "steady"]))
     for row in run.rows():
-        variant = "first" if held and int(row["step"]) == 1 else "steady"
+        variant = row["variant"]
         moved = {link: int(row["bytes"][link]) for link in LINKS}
         report.equal(f"{name}: step {row['step']} moves what is planned", moved, plan[variant])
     report.check(f"{name}: something moves", any(plan["steady"].values()), plan)

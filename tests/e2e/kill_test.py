@@ -34,11 +34,28 @@ def split_memory(headrace, folder):
     raise Broken(f"no host_memory splits the state\n{asked}")
 
 
+def least_memory(headrace, folder):
+    """A host_memory under which updates are speculated, since all of some units streams."""
+    run = Run(headrace, folder, "asked", {"optim": {"update": "speculative"}})
+    for kibibytes in range(3 << 10, 64 << 10, 128):
+        memory = f"{kibibytes}KiB"
+        asked = headrace.run("plan", run.config, "--json", "--set", "tiers.tile=1",
+                             "--set", f"tiers.host_memory={memory}")
+        if asked.code == harness.OK:
+            speculated = sum(unit["speculated"] for unit in asked.json()["units"])
+            print(f"      speculative: {speculated} units ({memory})")
+            if speculated:
+                return memory
+    raise Broken(f"no host_memory makes units stream\n{asked}")
+
+
 def placements(headrace, folder):
     """Settings of [tiers] by name; each takes the run's own folder for its store."""
     memory = split_memory(headrace, folder)
+    least = least_memory(headrace, folder)
     return {
         "nvme": lambda own: {"place": "nvme", "nvme": [own]},
+        "speculative": lambda own: {"host_memory": least, "tile": 1, "nvme": [own]},
         "split": lambda own: {"host_memory": memory, "tile": 1, "nvme": [own]},
         "two folders": lambda own: {"place": "nvme", "nvme": [own, f"{own}-2"]},
     }
@@ -143,7 +160,8 @@ def main():
                     "changes": {
                         "tiers": places[place](folder / f"killed{index}-nvme"),
                         "durability": {"checkpoint": checkpoint},
-                        "optim": {"state": state},
+                        "optim": {"state": state,
+                                  "update": "speculative" if place == "speculative" else "held"},
                     },
                     "random": random,
                     "seconds": seconds,

@@ -28,6 +28,10 @@ VARIANTS = {
         "tiers": {"place": "nvme", "lookahead": 1, "device_memory": "64MiB"},
         "optim": {"update": "held"},
     },
+    "speculative": {
+        "tiers": {"host_memory": "7MiB", "tile": 1},
+        "optim": {"update": "speculative", "clip": 0.5},
+    },
     "after-backward": {"tiers": {"place": "host"}, "optim": {"update": "after-backward"}},
     "accumulate": {"batch": {"micro_batch": 3, "accumulate": 3, "traversal": "batch-major"}},
 }

@@ -38,7 +38,7 @@ RunOptions short_run() {
   options.architecture.ffn = 64;
   options.architecture.vocab = 70;
   options.accumulate = 1;
-  options.commit_every_step = true;
+  options.commit_every = 1;
   options.may_fail = true;
   return options;
 }

@@ -37,7 +37,8 @@ std::string choose_settings(std::uint64_t seed, plan::PlanSettings& settings) {
   settings.lookahead = static_cast<int>(1 + random() % 3);
   settings.tile_elements = static_cast<std::int64_t>(1 + random() % 2) * kBlockElements;
   settings.traversal = random() % 2 == 0 ? Traversal::kLayerMajor : Traversal::kBatchMajor;
-  settings.update = random() % 2 == 0 ? Update::kHeld : Update::kAfterBackward;
+  settings.update =
+      std::array{Update::kHeld, Update::kSpeculative, Update::kAfterBackward}.at(random() % 3);
   return std::string(plan::home_name(home)) + ", lookahead " + std::to_string(*settings.lookahead) +
          ", " + plan::traversal_name(*settings.traversal) + ", " +
          plan::update_name(*settings.update);

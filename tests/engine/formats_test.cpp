@@ -157,7 +157,7 @@ TEST_P(Formats, ACommitIsResumedExactly) {
   for (const Home home : {Home::kHost, Home::kNvme}) {
     RunOptions options = base(small_gpt2);
     options.settings.place = home;
-    options.commit_every_step = true;
+    options.commit_every = 1;
     options.stop_after = 3;
     const RunRecord record = run_engine(options);
     EXPECT_EQ(record.resumed_at, 3);

@@ -124,12 +124,13 @@ Status run_step(const RunOptions& options, Engine& engine, int step, RunRecord& 
                                 .lr = options.optim.lr,
                                 .clip = options.optim.clip};
   HEADRACE_ASSIGN(exec::StepResult result, engine.executor->step(inputs));
-  if (options.commit_every_step) {
+  if (options.commit_every > 0 && (step + 1) % options.commit_every == 0) {
     HEADRACE_TRY(engine.executor->commit(step + 1, "{}"));
   }
   record.losses.push_back(result.loss);
   record.norms.push_back(result.grad_norm);
   record.skipped.push_back(result.non_finite ? 1 : 0);
+  record.kinds.push_back(result.kind);
   if (result.non_finite) {
     record.non_finite.push_back(*result.non_finite);
   }
@@ -275,7 +276,8 @@ void run_into(const RunOptions& options, RunRecord& record) {
   for (const std::string& path : folders) {
     store_options.folders.push_back({.path = path});
   }
-  store_options.slots = options.commit_every_step ? 2 : 1;
+  store_options.slots = options.commit_every > 0 ? 2 : 1;
+  store_options.undo_slot = plan->update == plan::Update::kSpeculative;
   store_options.prewrite = false;  // nothing is timed
   auto store = tiers::nvme::Store::create(store_options, contents_of(*plan));
   ASSERT_TRUE(store) << text_of(store.error());
@@ -299,7 +301,7 @@ void run_into(const RunOptions& options, RunRecord& record) {
     options.on_end();
   }
   engine.executor.reset();
-  if (!record.error || !options.commit_every_step) {
+  if (!record.error || options.commit_every == 0) {
     return;
   }
   engine.store.reset();

@@ -53,10 +53,10 @@ struct RunOptions {
   // Of the first executor only: what I/O goes through, and what stands for the model.
   tiers::nvme::BackendFactory make_io_backend = tiers::nvme::make_system_backend;
   std::function<exec::Model(exec::Model model)> wrap_model;
-  // Commits after every step. Where anything fails after a commit (with may_fail), another
-  // executor, on the CPU, goes on from the last one, and the record is that of the steps that were
-  // committed.
-  bool commit_every_step = false;
+  // Commits after every so many steps; 0: at the end only. Where anything fails after a commit
+  // (with may_fail), another executor, on the CPU, goes on from the last one, and the record is
+  // that of the steps that were committed.
+  int commit_every = 0;
   // After so many steps everything but the last commit is lost, as if the process had ended.
   std::optional<int> stop_after;
 };
@@ -64,6 +64,7 @@ struct RunOptions {
 struct RunRecord {
   std::vector<double> losses, norms;
   std::vector<char> skipped;
+  std::vector<exec::StepKind> kinds;          // of the steps
   std::vector<exec::NonFinite> non_finite;    // of the skipped steps
   std::optional<exec::NonFinite> bad_weight;  // after the last update
   std::int64_t update_count = 0;

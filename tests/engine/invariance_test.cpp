@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <map>
+#include <set>
 
 #include "tests/engine/harness.hpp"
 
@@ -195,6 +196,47 @@ TEST_P(Invariance, TraversalAndUpdateOrder) {
         }
       }
     }
+  }
+}
+
+// Whether steps are clipped all the time, now and then, or never; a part of what there is streams.
+TEST_P(Invariance, SpeculativeUpdates) {
+  RunOptions options = base();
+  options.architecture.layers = 6;
+  options.accumulate = 1;
+  options.steps = std::min(kSteps, 6);
+  const std::size_t sixteenths = options.architecture.tied ? 10 : 9;  // that little fits into
+  options.optim.clip = 0;
+  std::vector<double> norms = run_engine(options).norms;
+  std::sort(norms.begin(), norms.end());
+  std::set<exec::StepKind> kinds;
+  for (const double clip : {0.0, norms[norms.size() / 2], 1e-3}) {
+    options.optim.clip = clip;
+    const RunRecord expected = run_engine(options);
+    for (const bool separate : {false, true}) {
+      RunOptions other = options;
+      other.settings.update = Update::kSpeculative;
+      other.settings.separate_device = separate;
+      RunOptions ample = other;
+      ample.steps = 1;
+      const plan::Plan all = run_engine(ample).plan;
+      other.settings.tile_elements = kBlockElements;
+      other.settings.host_memory_bytes = all.host_arena_bytes / 16 * sixteenths;
+      other.settings.device_memory_bytes = all.device_arena_bytes / 16 * sixteenths;
+      const RunRecord record = run_engine(other);
+      const std::string what =
+          "clip " + std::to_string(clip) + (separate ? ", separate device" : "");
+      const auto speculated = std::count_if(
+          record.plan.units.begin(), record.plan.units.end(), [](const plan::UnitPlan& unit) {
+            return unit.speculated;
+          });
+      EXPECT_GT(speculated, 1) << what;
+      kinds.insert(record.kinds.begin(), record.kinds.end());
+      expect_same_bits(expected, record, what);
+    }
+  }
+  if (kSteps > 2) {
+    EXPECT_EQ(kinds.size(), 4U) << "of every kind of step";
   }
 }
 

@@ -29,6 +29,9 @@ constexpr int kCases = 6, kFailures = 3, kFewSteps = 2;
 constexpr int kCases = 70, kFailures = 20, kFewSteps = 3;
 #endif
 
+// About what norms are at first: of some steps it clips.
+constexpr double kClipOfSomeSteps = 2.5;
+
 class Draw {
  public:
   explicit Draw(std::uint64_t seed) : random_(seed) {}
@@ -57,10 +60,11 @@ struct Numbers {
   std::int64_t accumulate = 1;
   Dtype grad = Dtype::kF32;
   std::string format;
+  double clip = 1;
 
   friend bool operator<(const Numbers& a, const Numbers& b) {
-    return std::tie(a.llama, a.accumulate, a.grad, a.format) <
-           std::tie(b.llama, b.accumulate, b.grad, b.format);
+    return std::tie(a.llama, a.accumulate, a.grad, a.format, a.clip) <
+           std::tie(b.llama, b.accumulate, b.grad, b.format, b.clip);
   }
 };
 
@@ -70,6 +74,7 @@ RunOptions options_of(const Numbers& numbers) {
   options.accumulate = numbers.accumulate;
   options.steps = kFewSteps;
   options.optim.lr = 1e-3;
+  options.optim.clip = numbers.clip;
   options.settings = ample_settings();
   options.settings.grad = numbers.grad;
   options.settings.format = exec::state_format(numbers.format);
@@ -89,7 +94,8 @@ Numbers draw_numbers(Draw& draw) {
   return {.llama = draw.chance(2),
           .accumulate = draw.between(1, 3),
           .grad = draw.of({Dtype::kF32, Dtype::kBf16}),
-          .format = draw.of<std::string>({"fp32", "bf16", "q8"})};
+          .format = draw.of<std::string>({"fp32", "bf16", "q8"}),
+          .clip = draw.of({1.0, 0.0, kClipOfSomeSteps})};
 }
 
 void draw_budgets(Draw& draw, RunOptions& options) {
@@ -111,8 +117,10 @@ void draw_placement(Draw& draw, RunOptions& options) {
     settings.place = draw.of({Home::kDevice, Home::kHost, Home::kNvme, Home::kNvme});
   }
   settings.traversal = draw.of({plan::Traversal::kLayerMajor, plan::Traversal::kBatchMajor});
-  settings.update =
-      draw.of({plan::Update::kHeld, plan::Update::kHeld, plan::Update::kAfterBackward});
+  settings.update = draw.of({plan::Update::kHeld,
+                             plan::Update::kSpeculative,
+                             plan::Update::kSpeculative,
+                             plan::Update::kAfterBackward});
   if (draw.chance(2)) {
     settings.lookahead = static_cast<int>(draw.between(1, 5));
   }
@@ -194,15 +202,17 @@ RunOptions failing_run(Draw& draw) {
   RunOptions options = options_of({.llama = draw.chance(2),
                                    .accumulate = draw.between(1, 2),
                                    .grad = Dtype::kF32,
-                                   .format = draw.of<std::string>({"fp32", "bf16", "q8"})});
+                                   .format = draw.of<std::string>({"fp32", "bf16", "q8"}),
+                                   .clip = draw.of({0.0, kClipOfSomeSteps})});
   options.architecture.layers = 2;
-  options.steps = 3;
+  options.steps = 5;
   options.settings.place = Home::kNvme;
   options.settings.separate_device = draw.chance(2);
   options.settings.traversal = plan::Traversal::kLayerMajor;
-  options.settings.update = draw.of({plan::Update::kHeld, plan::Update::kAfterBackward});
+  options.settings.update =
+      draw.of({plan::Update::kHeld, plan::Update::kAfterBackward, plan::Update::kSpeculative});
   options.settings.store_slots = 2;
-  options.commit_every_step = true;
+  options.commit_every = static_cast<int>(draw.between(1, 3));
   options.may_fail = true;
   options.folders = static_cast<int>(draw.between(1, 2));
   return options;
