@@ -8,7 +8,7 @@ import sys
 
 import harness
 from harness import must
-from runs import Run
+from runs import SPECULATIVE, Run
 
 LINKS = ("nvme_read", "nvme_write", "h2d", "d2h")
 NVME = {"place": "nvme"}
@@ -19,10 +19,8 @@ CASES = {
     "nvme, little memory": {"tiers": {**NVME, "host_memory": "14MiB", "tile": 1}},
     "nvme, q8": {"tiers": NVME, "optim": {"state": "q8"}},
     "nvme, bf16 state, two folders": {"tiers": NVME, "optim": {"state": "bf16"}, "folders": 2},
-    "nvme, speculative": {"tiers": {**NVME, "host_memory": "14MiB", "tile": 1},
-                          "optim": {"update": "speculative", "clip": 0}},
-    "nvme, speculative, clipped": {"tiers": {**NVME, "host_memory": "14MiB", "tile": 1},
-                                   "optim": {"update": "speculative", "clip": 1e-6}},
+    "nvme, speculative": {**SPECULATIVE, "optim": {"update": "speculative", "clip": 0}},
+    "nvme, speculative, clipped": {**SPECULATIVE, "optim": {"update": "speculative", "clip": 1e-6}},
     "nvme, after backward": {"tiers": NVME, "optim": {"update": "after-backward"}},
     "separate device": {"tiers": DEVICE, "precision": {"grad": "bf16"}},
     "separate device, batch-major": {

@@ -9,7 +9,7 @@ import time
 
 import harness
 from harness import Broken, must
-from runs import STEPS, Run
+from runs import SPECULATIVE, STEPS, Run
 
 STATES = ["fp32", "q8", "bf16"]
 CHECKPOINTS = {"every-step": 1, "7 steps": 7}  # with the steps between commits
@@ -34,28 +34,12 @@ def split_memory(headrace, folder):
     raise Broken(f"no host_memory splits the state\n{asked}")
 
 
-def least_memory(headrace, folder):
-    """A host_memory under which updates are speculated, since all of some units streams."""
-    run = Run(headrace, folder, "asked", {"optim": {"update": "speculative"}})
-    for kibibytes in range(3 << 10, 64 << 10, 128):
-        memory = f"{kibibytes}KiB"
-        asked = headrace.run("plan", run.config, "--json", "--set", "tiers.tile=1",
-                             "--set", f"tiers.host_memory={memory}")
-        if asked.code == harness.OK:
-            speculated = sum(unit["speculated"] for unit in asked.json()["units"])
-            print(f"      speculative: {speculated} units ({memory})")
-            if speculated:
-                return memory
-    raise Broken(f"no host_memory makes units stream\n{asked}")
-
-
 def placements(headrace, folder):
     """Settings of [tiers] by name; each takes the run's own folder for its store."""
     memory = split_memory(headrace, folder)
-    least = least_memory(headrace, folder)
     return {
         "nvme": lambda own: {"place": "nvme", "nvme": [own]},
-        "speculative": lambda own: {"host_memory": least, "tile": 1, "nvme": [own]},
+        "speculative": lambda own: {**SPECULATIVE["tiers"], "nvme": [own]},
         "split": lambda own: {"host_memory": memory, "tile": 1, "nvme": [own]},
         "two folders": lambda own: {"place": "nvme", "nvme": [own, f"{own}-2"]},
     }
@@ -137,18 +121,26 @@ def main():
     random = harness.seeded_random()
     with harness.scratch(report, "kill") as folder:
         wholes = {}
-        for state in STATES:
-            changes = {"durability": {"checkpoint": "none"}, "optim": {"state": state}}
-            wholes[state] = Run(headrace, folder, f"whole-{state}", changes)
-            begin = time.monotonic()
-            must(wholes[state].train())
-            seconds = time.monotonic() - begin
+
+        def whole(state, model):
+            name = f"whole-{state}-{model.get('layers', 'usual')}"
+            if name not in wholes:
+                changes = {"durability": {"checkpoint": "none"}, "optim": {"state": state},
+                           "model": model}
+                run = Run(headrace, folder, name, changes)
+                begin = time.monotonic()
+                must(run.train())
+                wholes[name] = (run, time.monotonic() - begin)
+            return wholes[name]
+
         check_removal(report, headrace, folder, random)
         places = placements(headrace, folder)
         for index in range(count):
             place = list(places)[index % len(places)]
             checkpoint = list(CHECKPOINTS)[index // len(places) % len(CHECKPOINTS)]
             state = STATES[(index + index // len(places)) % len(STATES)]
+            extra = SPECULATIVE if place == "speculative" else {}
+            undisturbed, seconds = whole(state, extra.get("model", {}))
             check_moment(
                 report,
                 headrace,
@@ -160,13 +152,13 @@ def main():
                     "changes": {
                         "tiers": places[place](folder / f"killed{index}-nvme"),
                         "durability": {"checkpoint": checkpoint},
-                        "optim": {"state": state,
-                                  "update": "speculative" if place == "speculative" else "held"},
+                        "optim": {"state": state, **extra.get("optim", {})},
+                        "model": extra.get("model", {}),
                     },
                     "random": random,
                     "seconds": seconds,
-                    "rows": wholes[state].rows(),
-                    "weights": wholes[state].weights(),
+                    "rows": undisturbed.rows(),
+                    "weights": undisturbed.weights(),
                 },
             )
     report.finish()

@@ -10,7 +10,7 @@ import time
 
 import harness
 from harness import Broken, must
-from runs import STEPS, Run, base_config
+from runs import SPECULATIVE, STEPS, Run, base_config
 
 NO_COMMITS = {"checkpoint": "none"}
 
@@ -28,10 +28,7 @@ VARIANTS = {
         "tiers": {"place": "nvme", "lookahead": 1, "device_memory": "64MiB"},
         "optim": {"update": "held"},
     },
-    "speculative": {
-        "tiers": {"host_memory": "7MiB", "tile": 1},
-        "optim": {"update": "speculative", "clip": 0.5},
-    },
+    "speculative": SPECULATIVE,
     "after-backward": {"tiers": {"place": "host"}, "optim": {"update": "after-backward"}},
     "accumulate": {"batch": {"micro_batch": 3, "accumulate": 3, "traversal": "batch-major"}},
 }

@@ -5,6 +5,12 @@ import signal
 import harness
 
 STEPS = 16
+# Changes with which most blocks stream, so that their updates are speculated.
+SPECULATIVE = {
+    "model": {"layers": 6},
+    "tiers": {"host_memory": "18MiB", "tile": 1},
+    "optim": {"update": "speculative"},
+}
 
 
 def base_config(folder, name):
