@@ -144,7 +144,10 @@ def random_memory(random):
             "tile": (1, 2, 5, None),
             "io_depth": (1, 2, 8, None),
         },
-        "optim": {"threads": (1, 2, 3, None), "update": ("held", "speculative", "after-backward", None)},
+        "optim": {
+            "threads": (1, 2, 3, None),
+            "update": ("held", "speculative", "after-backward", None),
+        },
         "batch": {"traversal": ("layer-major", "batch-major", None)},
     }
     drawn = {}
