@@ -20,11 +20,11 @@ namespace headrace::tiers {
 struct ThreadQueueOptions {
   std::size_t capacity = 256;  // operations and waits in the ring, the running one too
   Cores* cores = nullptr;      // held while a body runs; may be null
-  // What its worker has to wait for is wanted now (Event::expedite): for queues whose standing
-  // still costs the run time. The others pass on what they are told.
   // Holds the cores from one operation to the next while there is one that can run: what is ready
   // then passes between two operations of another queue, not one for each of those.
   bool keeps_cores = false;
+  // What its worker has to wait for is wanted now (Event::expedite): for queues whose standing
+  // still costs the run time. The others pass on what they are told.
   bool expedites = false;
   std::function<void()> on_thread_start = {};  // e.g. sets the OpenMP team's size; may be empty
   WaitObserver on_waited = {};                 // may be empty

@@ -373,6 +373,9 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
       smaller_of(config.tiers.links.nvme_write, write_limit_of(request.drives));
   HEADRACE_ASSIGN(settings.commit_interval, parse_interval(config.durability.checkpoint));
   HEADRACE_ASSIGN(settings.store_slots, slots_of(config, settings.commit_interval, request));
+  if (request.stored_slots) {
+    settings.undo_slot = request.stored_undo_slot;
+  }
   if (settings.store_slots < 2) {
     settings.commit_interval = {};
   }

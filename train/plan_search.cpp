@@ -36,7 +36,9 @@ Variant freed(const PlanInputs& inputs) {
     }
   };
   leave_open(config.batch.traversal, "batch.traversal");
-  leave_open(config.optim.update, "optim.update");
+  if (config.optim.update != plan::update_name(plan::Update::kSpeculative)) {  // no "auto" is that
+    leave_open(config.optim.update, "optim.update");
+  }
   leave_open(config.tiers.place, "tiers.place");
   leave_open(config.tiers.lookahead, "tiers.lookahead");
   leave_open(config.tiers.tile_elements, "tiers.tile");

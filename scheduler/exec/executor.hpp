@@ -79,7 +79,7 @@ enum class StepKind : std::uint8_t {
   kFirst,    // no update pending: after a start, a commit, a skipped step
   kSteady,   // as most are
   kClipped,  // Update::kSpeculative: the step before had to be clipped, so all updates are pending
-  kRecovered,  // the same of one that need not have been: from here on it is speculated again
+  kRecovered,  // all updates are pending as well, and from here on it is speculated (again)
 };
 
 [[nodiscard]] const char* variant_name(StepKind kind);

@@ -158,8 +158,9 @@ Bound Counter::bound(const std::string& variant) const {
     case Update::kAfterBackward:
       bound.order_seconds = bound.after_backward_seconds;
       break;
-    case Update::kSpeculative:  // as much may overlap as anywhere
-      bound.order_seconds = bound.placed.seconds.largest();
+    case Update::kSpeculative:  // as much may overlap as anywhere, if it is speculated
+      bound.order_seconds =
+          variant == "clipped" ? bound.held_seconds : bound.placed.seconds.largest();
       break;
   }
   if (machine_.checksum_bytes_per_s > 0) {

@@ -108,7 +108,7 @@ void build_steady(const ModelSpec& model,
 [[nodiscard]] std::vector<const Program*> steady_programs(const PlanSettings& settings,
                                                           const Plan& plan);
 
-// Of a tile, with the one that speculation writes to.
+// Of a tile, with the one that speculation writes to, where there is one.
 [[nodiscard]] int physical_slots(const PlanSettings& settings, Update update);
 
 // True where backward writes fp32 gradients straight into the held buffer; otherwise they pass

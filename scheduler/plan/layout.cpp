@@ -509,7 +509,8 @@ void count_store(Context& context) {
 }  // namespace
 
 int physical_slots(const PlanSettings& settings, Update update) {
-  return settings.store_slots + (update == Update::kSpeculative ? 1 : 0);
+  return settings.store_slots +
+         (settings.undo_slot.value_or(update == Update::kSpeculative) ? 1 : 0);
 }
 
 bool gradient_is_direct(const Plan& plan, const UnitPlan& unit) {

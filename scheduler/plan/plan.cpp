@@ -203,6 +203,11 @@ const Prediction* find_prediction(const Plan& plan, const std::string& variant) 
 
 namespace {
 
+// Of two steps one follows a drain, and is not speculated.
+bool drains_often(const PlanSettings& settings) {
+  return settings.commit_interval.steps == 1 || settings.commit_interval.steps == 2;
+}
+
 // What the same placement would take if updates were speculated, where that is worth a third of the
 // drive's space.
 std::string speculation_note(const ModelSpec& model,
@@ -210,7 +215,8 @@ std::string speculation_note(const ModelSpec& model,
                              const MachineProfile& machine,
                              const Candidate& held) {
   constexpr double kWorthSaying = 0.95;
-  if (settings.purpose != Purpose::kTrain || settings.update || held.plan.lanes == 0) {
+  if (settings.purpose != Purpose::kTrain || settings.update || held.plan.lanes == 0 ||
+      !settings.undo_slot.value_or(true) || drains_often(settings)) {
     return "";
   }
   Choices choices = held.choices;
@@ -234,12 +240,16 @@ std::string speculation_note(const ModelSpec& model,
   if (then > kWorthSaying * now) {
     return "";
   }
+  const std::string space =
+      settings.undo_slot ? ""
+                         : fmt::format(", and {} more of the drive",
+                                       format_bytes(other.plan.nvme_bytes - held.plan.nvme_bytes));
   return fmt::format(
-      "updates that are speculated would take {} a step, not {}, while no step is clipped, and "
-      "{} more of the drive: --set optim.update=speculative",
+      "updates that are speculated would take {} a step, not {}, while no step is clipped{}: "
+      "--set optim.update=speculative",
       format_duration(then),
       format_duration(now),
-      format_bytes(other.plan.nvme_bytes - held.plan.nvme_bytes));
+      space);
 }
 
 }  // namespace
@@ -269,6 +279,12 @@ Result<Plan> make_plan(const ModelSpec& model,
     return found ? std::optional(std::move(found->plan)) : std::nullopt;
   };
   count_wear(model, settings, machine, replan, best->plan);
+  if (best->plan.update == Update::kSpeculative && drains_often(settings)) {
+    best->plan.notes.push_back(fmt::format(
+        "with a commit every {}, few steps or none are speculated: each commit drains updates, and "
+        "two steps are not as predicted for a steady one",
+        settings.commit_interval.steps == 1 ? "step" : "2 steps"));
+  }
   if (std::string note = speculation_note(model, settings, machine, *best); !note.empty()) {
     best->plan.notes.push_back(std::move(note));
   }

@@ -61,6 +61,8 @@ struct PlanSettings {
   std::function<std::uint64_t(std::uint64_t payload_bytes)> stored_bytes;
   // Of the store: 2 slots a tile keep the last commit whole while the next one is made.
   int store_slots = 1;
+  // Whether that store has a slot for what is speculated; nothing: it is made with what is needed.
+  std::optional<bool> undo_slot;
   Interval commit_interval;               // never: at the end only
   std::int64_t steps = 0;                 // of the run, for the drive's life; 0: unknown
   std::optional<double> endurance_bytes;  // of the drive; unknown: 600 TBW per TB of capacity
