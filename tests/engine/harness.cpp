@@ -13,6 +13,8 @@
 #include "model/spec.hpp"
 #include "model/units.hpp"
 #include "scheduler/exec/state_format.hpp"
+#include "scheduler/plan/exhaustive.hpp"
+#include "scheduler/plan/search.hpp"
 #include "tiers/nvme/store.hpp"
 #include "tiers/race_checker.hpp"
 
@@ -369,27 +371,51 @@ std::size_t least_budget(const std::function<bool(std::size_t)>& fits) {
   return high;
 }
 
-bool plan_exists(const RunOptions& options, const plan::PlanSettings& settings) {
+// Of the arena that `arena_of` tells, where the other one's is within its budget.
+template <class ArenaOf, class WithBudget>
+std::size_t least_arena(const RunOptions& options,
+                        const ArenaOf& arena_of,
+                        const WithBudget& with_budget) {
   const auto spec = model::make_model_spec(options.architecture, batch_of(options), options.optim);
-  return spec && plan::make_plan(*spec, settings, {}).has_value();
+  EXPECT_TRUE(spec);
+  plan::PlanSettings settings = options.settings;
+  if (settings.update == plan::Update::kSpeculative) {
+    settings.update = plan::Update::kHeld;  // takes the same memory, and is looked at wholly
+  }
+  if (!plan::searched_exhaustively(*spec, settings)) {
+    return least_budget([&](std::size_t bytes) {
+      return plan::make_plan(*spec, with_budget(settings, bytes), {}).has_value();
+    });
+  }
+  const plan::PlanSettings any = with_budget(settings, std::size_t{1} << 40U);
+  std::size_t least = std::size_t{1} << 40U;
+  for (const plan::Choices& choices : plan::leanest_of_all(*spec, settings)) {
+    const plan::Plan plan = plan::lay_out_candidate(*spec, settings, choices).plan;
+    least = plan::fits(plan, any) ? std::min(least, arena_of(plan)) : least;
+  }
+  return least;
 }
 
 }  // namespace
 
 std::size_t smallest_device_bytes(const RunOptions& options) {
-  return least_budget([&](std::size_t bytes) {
-    plan::PlanSettings settings = options.settings;
-    settings.device_memory_bytes = bytes;
-    return plan_exists(options, settings);
-  });
+  return least_arena(
+      options,
+      [](const plan::Plan& plan) { return plan.device_arena_bytes; },
+      [](plan::PlanSettings settings, std::size_t bytes) {
+        settings.device_memory_bytes = bytes;
+        return settings;
+      });
 }
 
 std::size_t smallest_host_bytes(const RunOptions& options) {
-  return least_budget([&](std::size_t bytes) {
-    plan::PlanSettings settings = options.settings;
-    settings.host_memory_bytes = bytes;
-    return plan_exists(options, settings);
-  });
+  return least_arena(
+      options,
+      [](const plan::Plan& plan) { return plan.host_arena_bytes; },
+      [](plan::PlanSettings settings, std::size_t bytes) {
+        settings.host_memory_bytes = bytes;
+        return settings;
+      });
 }
 
 RunRecord run_engine(const RunOptions& options) {
