@@ -103,7 +103,8 @@ TEST_P(FaultsOnCuda, AfterAnErrorOfEveryCallTheLastCommitIsGood) {
       continue;
     }
     const Failure& failure = failures[number];
-    const RunOptions failing = on_cuda(short_run(), seed, kRingCapacity);
+    RunOptions failing = on_cuda(short_run(), seed, kRingCapacity);
+    failing.planned = counted.plan;
     emulated::fail_call_of(failure.function, failure.call, failure.error);
     const RunRecord record = run_engine(failing);
     ++failed[emulated::failed_call()];
@@ -134,7 +135,8 @@ TEST_P(FaultsOnCuda, AfterEveryOperationThatFailsTheLastCommitIsGood) {
     if (!is_mine(number, GetParam(), seed)) {
       continue;
     }
-    const RunOptions failing = on_cuda(short_run(), seed + number, kRingCapacity);
+    RunOptions failing = on_cuda(short_run(), seed + number, kRingCapacity);
+    failing.planned = counted.plan;
     emulated::fail_operation(number, cudaErrorLaunchFailure);
     const RunRecord record = run_engine(failing);
     const std::string what =

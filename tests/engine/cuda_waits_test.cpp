@@ -68,6 +68,7 @@ TEST_P(WaitsOnCuda, OfQueuesAreEachReportedWhenLeftOut) {
   std::map<std::string, int> kinds;
   for (std::uint64_t number = 0; number < sound.waits; ++number) {
     RunOptions options = mutation_run(GetParam(), seed);
+    options.planned = sound.plan;
     options.on_races = [number](tiers::RaceChecker& races) { races.leave_out_wait(number); };
     const RunRecord record = run_engine(options);
     EXPECT_TRUE(record.races > 0 || keeps_lane_order(record.left_out))
@@ -85,6 +86,7 @@ TEST_P(WaitsOnCuda, OfTheHostAreReportedWhenLeftOutOrImpliedBesideOthers) {
   int implied = 0;
   for (std::uint64_t number = 0; number < sound.host_waits; ++number) {
     RunOptions options = mutation_run(GetParam(), seed);
+    options.planned = sound.plan;
     options.on_races = [number](tiers::RaceChecker& races) { races.leave_out_host_wait(number); };
     const RunRecord record = run_engine(options);
     EXPECT_TRUE(record.races > 0 || record.left_out_was_implied)

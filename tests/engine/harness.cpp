@@ -263,7 +263,8 @@ void run_into(const RunOptions& options, RunRecord& record) {
   const model::BatchShape batch = batch_of(options);
   auto spec = model::make_model_spec(options.architecture, batch, options.optim);
   ASSERT_TRUE(spec) << text_of(spec.error());
-  auto plan = plan::make_plan(*spec, options.settings, {});
+  auto plan = options.planned ? Result<plan::Plan>(*options.planned)
+                              : plan::make_plan(*spec, options.settings, {});
   ASSERT_TRUE(plan) << text_of(plan.error());
   if (options.on_plan) {
     options.on_plan(*plan);

@@ -44,6 +44,7 @@ TEST(Races, AWaitTakenOutOfThePlanIsReported) {
   options.settings.grad = Dtype::kBf16;
   const RunRecord sound = run_engine(options);
   options.may_fail = true;
+  options.planned = sound.plan;
   int links = 0;
   for (const auto& [queues, places] : waits_by_link(sound.plan.compute_held)) {
     const auto [instruction, wait] = places[random() % places.size()];
