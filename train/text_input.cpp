@@ -225,7 +225,10 @@ Result<std::unique_ptr<TextInput>> TextInput::open(const std::string& path) {
   if (start.starts_with("\x1F\x8B")) {
     return std::unique_ptr<TextInput>(std::make_unique<GzipInput>(std::move(file), path));
   }
-  if (start.starts_with("\x28\xB5\x2F\xFD")) {
+  // A frame to skip comes first where the file was packed in parallel.
+  const bool skippable =
+      start.size() > 3 && (start[0] & '\xF0') == '\x50' && start.substr(1, 3) == "\x2A\x4D\x18";
+  if (skippable || start.starts_with("\x28\xB5\x2F\xFD")) {
     return std::unique_ptr<TextInput>(std::make_unique<ZstdInput>(std::move(file), path));
   }
   return std::unique_ptr<TextInput>(std::make_unique<PlainInput>(std::move(file), path));

@@ -93,6 +93,9 @@ def check_inputs(report, world):
     report.equal("gzip, of two members", world.made(packed), [*ids[a], EOS])
     packed = world.write("two.zst", zstd_frame(plain[:9]) + zstd_frame(plain[9:]))
     report.equal("zstd, of two frames", world.made(packed), [*ids[a], EOS])
+    skipped = b"\x50\x2a\x4d\x18" + (4).to_bytes(4, "little") + b"size"
+    packed = world.write("skip.zst", skipped + zstd_frame(plain))
+    report.equal("zstd, after a frame to skip", world.made(packed), [*ids[a], EOS])
     lines = world.lines("packed.jsonl", world.texts)
     packed = world.write("packed.jsonl.gz", gzip.compress(lines.read_bytes()))
     report.equal("JSON lines in gzip", world.made(packed), world.made(lines))
