@@ -75,23 +75,6 @@ bool config_is_own(const std::string& dir) {
   return json && json->find(kOwnField) != nullptr;
 }
 
-// What a directory without model.safetensors holds instead.
-Error no_weights(const std::string& dir) {
-  Error error = operating_error(fmt::format("'{}': it has no model.safetensors", dir));
-  if (path_exists(dir + "/model.safetensors.index.json")) {
-    return std::move(error)
-        .with_why("its weights are sharded, which this version does not read")
-        .with_hint("load it with transformers and save it with max_shard_size = \"1TB\"");
-  }
-  if (path_exists(dir + "/pytorch_model.bin") ||
-      path_exists(dir + "/pytorch_model.bin.index.json")) {
-    return std::move(error)
-        .with_why("its weights are Python pickles, which can run code")
-        .with_hint("load it with transformers and save it as safetensors");
-  }
-  return std::move(error).with_hint("give a Hugging Face model directory");
-}
-
 // Every tensor of a model, in its order.
 std::vector<plan::TensorSpec> all_tensors(const Architecture& architecture) {
   std::vector<plan::TensorSpec> tensors;
@@ -108,73 +91,78 @@ std::vector<plan::TensorSpec> all_tensors(const Architecture& architecture) {
 Status HuggingFaceModel::match_tensors() {
   Problems problems;
   std::set<std::string, std::less<>> claimed;
-  const auto complain = [&](std::string_view name, const std::string& text) {
-    problems.add(usage_error(fmt::format("'{}': tensor '{}' {}", file_.path(), name, text))
+  const auto complain = [&](const std::string& path, std::string_view name, std::string_view text) {
+    problems.add(usage_error(fmt::format("'{}': tensor '{}' {}", path, name, text))
                      .with_hint("config.json and the weights must be of one model; copy both from "
                                 "the same directory"));
   };
   for (const plan::TensorSpec& wanted : all_tensors(architecture_)) {
-    const SafetensorsTensor* found = file_.find(wanted.name);
+    const StoredWeight* found = files_.find(wanted.name);
     if (found == nullptr) {
-      found = file_.find(std::string(without_prefix(wanted.name)));
+      found = files_.find(without_prefix(wanted.name));
     }
     if (found == nullptr) {
-      complain(wanted.name, "is missing");
+      complain(files_.path(), wanted.name, "is missing");
       continue;
     }
-    claimed.insert(found->name);
-    if (found->shape != wanted.shape) {
-      complain(found->name,
+    const SafetensorsTensor& tensor = *found->tensor;
+    claimed.insert(tensor.name);
+    if (tensor.shape != wanted.shape) {
+      complain(files_.path_of(*found),
+               tensor.name,
                fmt::format("has shape {}; config.json makes it {}",
-                           shape_text(found->shape),
+                           shape_text(tensor.shape),
                            shape_text(wanted.shape)));
-    } else if (!found->float_dtype()) {
-      complain(found->name, fmt::format("is {}; F32, F16 and BF16 are read", found->dtype));
+    } else if (!tensor.float_dtype()) {
+      complain(files_.path_of(*found),
+               tensor.name,
+               fmt::format("is {}; F32, F16 and BF16 are read", tensor.dtype));
     }
-    stored_names_.emplace(wanted.name, found->name);
+    stored_.emplace(wanted.name, *found);
   }
-  for (const SafetensorsTensor& tensor : file_.tensors()) {
-    const bool tied_head = architecture_.tied && tensor.name == kHeadName;
-    if (!claimed.contains(tensor.name) && !tied_head && !is_known_buffer(tensor.name)) {
-      complain(tensor.name, "is not a part of the model that config.json describes");
+  for (const auto& [name, weight] : files_.weights()) {
+    const bool tied_head = architecture_.tied && name == kHeadName;
+    if (!claimed.contains(name) && !tied_head && !is_known_buffer(name)) {
+      complain(
+          files_.path_of(weight), name, "is not a part of the model that config.json describes");
     }
   }
   return std::move(problems).status();
 }
 
 Status HuggingFaceModel::compare_tied_head() {
-  const SafetensorsTensor* head = file_.find(std::string(kHeadName));
+  const StoredWeight* head = files_.find(kHeadName);
   if (!architecture_.tied || head == nullptr) {
     return {};
   }
   const std::string table_name = name_units(architecture_).front().tensors.front().name;
-  const SafetensorsTensor* table = file_.find(stored_names_.at(table_name));
+  const StoredWeight& table = stored_.at(table_name);
   const auto differ = [&](const std::string& text) {
     return usage_error(fmt::format("'{}': '{}' {} the token table '{}'",
-                                   file_.path(),
+                                   files_.path_of(*head),
                                    kHeadName,
                                    text,
-                                   table->name))
+                                   table.tensor->name))
         .with_why("config.json says tie_word_embeddings, so that they are one matrix")
         .with_hint("set \"tie_word_embeddings\": false in config.json to train both");
   };
-  if (head->shape != table->shape || !head->float_dtype()) {
+  if (head->tensor->shape != table.tensor->shape || !head->tensor->float_dtype()) {
     return differ("has another shape or type than");
   }
   std::vector<float> of_head(kCompareElements);
   std::vector<float> of_table(kCompareElements);
-  for (std::int64_t begin = 0; begin < head->elements;
+  for (std::int64_t begin = 0; begin < head->tensor->elements;
        begin += static_cast<std::int64_t>(kCompareElements)) {
     const auto count = static_cast<std::size_t>(
-        std::min(static_cast<std::int64_t>(kCompareElements), head->elements - begin));
-    HEADRACE_TRY(file_.read(*head, begin, std::span(of_head).first(count)));
-    HEADRACE_TRY(file_.read(*table, begin, std::span(of_table).first(count)));
+        std::min(static_cast<std::int64_t>(kCompareElements), head->tensor->elements - begin));
+    HEADRACE_TRY(files_.read(*head, begin, std::span(of_head).first(count)));
+    HEADRACE_TRY(files_.read(table, begin, std::span(of_table).first(count)));
     if (std::memcmp(of_head.data(), of_table.data(), count * sizeof(float)) != 0) {
       return differ("differs from");
     }
   }
-  notes_.push_back(
-      fmt::format("'{}': '{}' equals the token table that it is tied to", file_.path(), kHeadName));
+  notes_.push_back(fmt::format(
+      "'{}': '{}' equals the token table that it is tied to", files_.path_of(*head), kHeadName));
   return {};
 }
 
@@ -197,10 +185,10 @@ Status HuggingFaceModel::read(const plan::ModelSpec& spec,
       continue;
     }
     zero_until(from);
-    const auto stored = stored_names_.find(tensor.name);
-    HEADRACE_ASSERT(stored != stored_names_.end(), "the spec is of another architecture");
-    HEADRACE_TRY(file_.read(
-        *file_.find(stored->second),
+    const auto stored = stored_.find(tensor.name);
+    HEADRACE_ASSERT(stored != stored_.end(), "the spec is of another architecture");
+    HEADRACE_TRY(files_.read(
+        stored->second,
         from - tensor.offset,
         out.subspan(static_cast<std::size_t>(from - begin), static_cast<std::size_t>(to - from))));
     done = to;
@@ -219,12 +207,8 @@ Result<HuggingFaceModel> open_huggingface(const std::string& dir,
   HEADRACE_ASSIGN(const std::string text, read_file(config_path, kConfigBytesMax));
   HEADRACE_ASSIGN(ParsedConfigJson config,
                   parse_config_json(text, {.path = config_path, .ignore = ignore}));
-  const std::string weights_path = dir + "/model.safetensors";
-  if (!path_exists(weights_path)) {
-    return no_weights(dir);
-  }
-  HEADRACE_ASSIGN(SafetensorsFile file, SafetensorsFile::open(weights_path));
-  HuggingFaceModel model(std::move(config.architecture), std::move(file));
+  HEADRACE_ASSIGN(WeightFiles files, WeightFiles::open(dir));
+  HuggingFaceModel model(std::move(config.architecture), std::move(files));
   model.notes_ = std::move(config.notes);
   HEADRACE_TRY(model.match_tensors());
   HEADRACE_TRY(model.compare_tied_head());

@@ -19,7 +19,7 @@
 #include "core/dtype.hpp"
 #include "core/error.hpp"
 #include "model/architecture.hpp"
-#include "model/safetensors.hpp"
+#include "model/weight_files.hpp"
 #include "scheduler/plan/model_spec.hpp"
 
 namespace headrace::model {
@@ -42,21 +42,21 @@ class HuggingFaceModel {
   friend Result<HuggingFaceModel> open_huggingface(const std::string& dir,
                                                    const std::vector<std::string>& ignore);
 
-  HuggingFaceModel(Architecture architecture, SafetensorsFile file)
-      : architecture_(std::move(architecture)), file_(std::move(file)) {}
+  HuggingFaceModel(Architecture architecture, WeightFiles files)
+      : architecture_(std::move(architecture)), files_(std::move(files)) {}
 
-  // Pairs the architecture's tensors with the file's; the rest must be known not to matter.
+  // Pairs the architecture's tensors with the files'; the rest must be known not to matter.
   [[nodiscard]] Status match_tensors();
   // A head stored beside the table that it is tied to must hold the same numbers.
   [[nodiscard]] Status compare_tied_head();
 
   Architecture architecture_;
-  SafetensorsFile file_;
-  std::unordered_map<std::string, std::string> stored_names_;  // ours -> the file's
+  WeightFiles files_;
+  std::unordered_map<std::string, StoredWeight> stored_;  // by our name
   std::vector<std::string> notes_;
 };
 
-// config.json and model.safetensors of `dir`. `ignore` is model.ignore.
+// config.json and the weights of `dir`. `ignore` is model.ignore.
 [[nodiscard]] Result<HuggingFaceModel> open_huggingface(const std::string& dir,
                                                         const std::vector<std::string>& ignore);
 

@@ -68,18 +68,31 @@ class Directory {
   }
 
   void write() {
-    std::vector<float> buffer(1000);
-    SafetensorsWrite write;
-    write.path = path() + "/model.safetensors";
-    write.entries = entries;
-    write.buffer = buffer;
-    write.source = [&](std::size_t i, std::int64_t begin, std::span<float> out) -> Status {
-      std::copy_n(values[i].begin() + begin, out.size(), out.begin());
-      return {};
-    };
-    ASSERT_TRUE(write_safetensors(write));
+    write_file("model.safetensors", 0, entries.size());
     ASSERT_TRUE(
         write_file_atomically(path() + "/config.json", config_to_json(a, Dtype::kF32).dump()));
+  }
+
+  // In place of model.safetensors, shards of `count` tensors each and their index.
+  void write_shards(std::size_t count) {
+    write();
+    std::filesystem::remove(path() + "/model.safetensors");
+    weight_map = Json::object();
+    for (std::size_t begin = 0; begin < entries.size(); begin += count) {
+      const std::string name = "model-" + std::to_string(begin) + ".safetensors";
+      const std::size_t end = std::min(begin + count, entries.size());
+      write_file(name, begin, end);
+      for (std::size_t i = begin; i < end; ++i) {
+        weight_map.set(entries[i].name, name);
+      }
+    }
+    write_index();
+  }
+
+  void write_index() {
+    Json index = Json::object();
+    index.set("weight_map", weight_map);
+    ASSERT_TRUE(write_file_atomically(path() + "/model.safetensors.index.json", index.dump()));
   }
 
   [[nodiscard]] const std::string& path() const { return folder_.path(); }
@@ -87,8 +100,23 @@ class Directory {
   Architecture a;
   std::vector<SafetensorsEntry> entries;
   std::vector<std::vector<float>> values;
+  Json weight_map;
 
  private:
+  void write_file(const std::string& name, std::size_t begin, std::size_t end) {
+    std::vector<float> buffer(1000);
+    SafetensorsWrite write;
+    write.path = path() + "/" + name;
+    write.entries.assign(entries.begin() + static_cast<std::ptrdiff_t>(begin),
+                         entries.begin() + static_cast<std::ptrdiff_t>(end));
+    write.buffer = buffer;
+    write.source = [&](std::size_t i, std::int64_t from, std::span<float> out) -> Status {
+      std::copy_n(values[begin + i].begin() + from, out.size(), out.begin());
+      return {};
+    };
+    ASSERT_TRUE(write_safetensors(write));
+  }
+
   TemporaryFolder folder_;
 };
 
@@ -150,6 +178,64 @@ TEST(HuggingFace, AnyRangeOfAUnitIsReadAndPaddingIsZero) {
       ASSERT_TRUE(same_bits(part, std::span(expected).subspan(begin, part.size())));
     }
   }
+}
+
+TEST(HuggingFace, ShardsAreReadAsOneFileIs) {
+  Directory directory(architecture(Family::kLlama, false));
+  directory.write();
+  const Result<HuggingFaceModel> whole = open_huggingface(directory.path(), {});
+  ASSERT_TRUE(whole) << text_of(whole.error());
+  const plan::ModelSpec spec = spec_of(whole->architecture());
+  const TemporaryFolder out;
+  ASSERT_TRUE(export_to(out.path() + "/whole", *whole, spec, Dtype::kF32));
+  for (const std::size_t count : {std::size_t{1}, std::size_t{3}, std::size_t{100}}) {
+    directory.write_shards(count);
+    const Result<HuggingFaceModel> sharded = open_huggingface(directory.path(), {});
+    ASSERT_TRUE(sharded) << text_of(sharded.error());
+    const std::string dir = out.path() + "/of-" + std::to_string(count);
+    ASSERT_TRUE(export_to(dir, *sharded, spec, Dtype::kF32));
+    EXPECT_EQ(*read_file(dir + "/model.safetensors", 1 << 20),
+              *read_file(out.path() + "/whole/model.safetensors", 1 << 20));
+  }
+}
+
+TEST(HuggingFace, AnIndexAndItsShardsMustAgree) {
+  Directory directory(architecture(Family::kLlama, true));
+  const auto refusal = [&] {
+    const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+    EXPECT_FALSE(model);
+    return model ? std::string() : text_of(model.error());
+  };
+  directory.write_shards(5);
+  const Json whole = directory.weight_map;
+  const std::string norm = "model.norm.weight";
+  directory.weight_map.set(norm, "model-0.safetensors");
+  directory.write_index();
+  EXPECT_NE(refusal().find("'model.norm.weight' is not in"), std::string::npos);
+  directory.weight_map.set(norm, "../model-0.safetensors");
+  directory.write_index();
+  EXPECT_NE(refusal().find("not the name of a safetensors file"), std::string::npos);
+  directory.weight_map = Json::object();
+  for (const auto& [name, file] : *whole.as_object()) {
+    if (name != norm) {
+      directory.weight_map.set(name, file);
+    }
+  }
+  directory.write_index();
+  EXPECT_NE(refusal().find("does not name tensor"), std::string::npos);
+  directory.weight_map = whole;
+  directory.write_index();
+  std::filesystem::copy_file(directory.path() + "/model-0.safetensors",
+                             directory.path() + "/model-copy.safetensors");
+  directory.weight_map.set("more", "model-copy.safetensors");
+  directory.write_index();
+  EXPECT_NE(refusal().find("both hold tensor"), std::string::npos);
+  directory.weight_map = whole;
+  directory.write_index();
+  std::filesystem::remove(directory.path() + "/model-5.safetensors");
+  EXPECT_NE(refusal().find("model-5.safetensors': there is no such file"), std::string::npos);
+  std::ofstream(directory.path() + "/model.safetensors.index.json") << "{";
+  EXPECT_NE(refusal().find("not an index"), std::string::npos);
 }
 
 TEST(HuggingFace, HalfPrecisionIsWidenedAndExportedAgainUnchanged) {
@@ -237,8 +323,6 @@ TEST(HuggingFace, DirectoriesThatCannotBeReadSayWhy) {
   EXPECT_NE(error_of(directory.path()).find("no model.safetensors"), std::string::npos);
   std::ofstream(directory.path() + "/pytorch_model.bin") << "x";
   EXPECT_NE(error_of(directory.path()).find("pickles"), std::string::npos);
-  std::ofstream(directory.path() + "/model.safetensors.index.json") << "{}";
-  EXPECT_NE(error_of(directory.path()).find("sharded"), std::string::npos);
 }
 
 TEST(HuggingFace, AnExportIsKnownForOneAndOnlyWrittenOverOthersWhenAsked) {
