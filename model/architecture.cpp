@@ -219,10 +219,49 @@ void check_relations(const Architecture& a, const std::string& source, Problems&
   }
 }
 
+// What an architecture has that its config.json could not say.
+void check_dialect(const Architecture& a, const std::string& source, Problems& problems) {
+  const bool none = !a.qkv_bias && !a.output_bias && !a.mlp_bias && !a.qk_norm;
+  const bool both_or_none = a.qkv_bias == a.output_bias;
+  bool said = true;
+  switch (a.dialect) {
+    case Dialect::kLlama:
+      said = a.family == Family::kGpt2 ? none : both_or_none && !a.qk_norm;
+      break;
+    case Dialect::kMistral:
+      said = none;
+      break;
+    case Dialect::kQwen2:
+      said = a.qkv_bias && !a.output_bias && !a.mlp_bias && !a.qk_norm;
+      break;
+    case Dialect::kQwen3:
+      said = both_or_none && !a.mlp_bias && a.qk_norm;
+      break;
+  }
+  if (!said || (a.family == Family::kGpt2 && a.dialect != Dialect::kLlama)) {
+    problems.add(usage_error(
+        fmt::format("{}: a {} has other biases and norms of attention", source, model_type(a))));
+  }
+}
+
 }  // namespace
 
 std::string_view family_name(Family family) {
   return family == Family::kGpt2 ? "gpt2" : "llama";
+}
+
+std::string_view model_type(const Architecture& architecture) {
+  switch (architecture.dialect) {
+    case Dialect::kLlama:
+      break;
+    case Dialect::kMistral:
+      return "mistral";
+    case Dialect::kQwen2:
+      return "qwen2";
+    case Dialect::kQwen3:
+      return "qwen3";
+  }
+  return family_name(architecture.family);
 }
 
 Status validate(const Architecture& architecture, const std::string& source) {
@@ -230,6 +269,7 @@ Status validate(const Architecture& architecture, const std::string& source) {
   check_sizes(architecture, source, problems);
   if (problems.empty()) {
     check_relations(architecture, source, problems);
+    check_dialect(architecture, source, problems);
   }
   return std::move(problems).status();
 }

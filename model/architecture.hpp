@@ -1,8 +1,9 @@
 // The numbers of a transformer: what a preset, [model] arch or a config.json resolves to.
 //
 // Invariant: an Architecture that came out of a function here passed validate(): sizes are positive
-// and fit together. Two families: GPT-2 (LayerNorm, learned positions, GELU, biases) and Llama
-// (RMSNorm, rotary positions, SwiGLU, grouped-query attention).
+// and fit together. Two families compute: GPT-2 (LayerNorm, learned positions, GELU, biases) and
+// Llama (RMSNorm, rotary positions, SwiGLU, grouped-query attention). Mistral, Qwen2 and Qwen3 are
+// Llama with other properties; their dialect is the config.json that describes them.
 // Thread: any; plain data. Failure: a usage error that holds every problem, not only the first.
 #pragma once
 
@@ -21,8 +22,12 @@ enum class Family : std::uint8_t { kGpt2, kLlama };
 
 [[nodiscard]] std::string_view family_name(Family family);  // "gpt2", "llama"
 
+// Of Llama's family: whose config.json a model has. GPT-2 has one only.
+enum class Dialect : std::uint8_t { kLlama, kMistral, kQwen2, kQwen3 };
+
 struct Architecture {
   Family family = Family::kGpt2;
+  Dialect dialect = Dialect::kLlama;
   std::int64_t layers = 0;
   std::int64_t hidden = 0;
   std::int64_t heads = 0;
@@ -32,8 +37,10 @@ struct Architecture {
   std::int64_t vocab = 0;
   std::int64_t max_seq_len = 0;  // GPT-2: rows of the position table
   bool tied = false;             // the head's matrix is the token table
-  bool attention_bias = false;   // Llama: biases on q, k, v and o (GPT-2 always has its own)
-  bool mlp_bias = false;         // Llama: biases on gate, up and down
+  bool qkv_bias = false;         // Llama: biases on q, k and v (GPT-2 always has its own)
+  bool output_bias = false;      // Llama: on o
+  bool mlp_bias = false;         // Llama: on gate, up and down
+  bool qk_norm = false;          // Llama: RMSNorm of each head of q and k before it is rotated
   double rope_theta = 10000.0;   // Llama
   double norm_eps = 1e-5;
   double initializer_range = 0.02;
@@ -44,6 +51,9 @@ struct Architecture {
 
   friend bool operator==(const Architecture&, const Architecture&) = default;
 };
+
+// "gpt2", "llama", "mistral", "qwen2", "qwen3": model_type of its config.json.
+[[nodiscard]] std::string_view model_type(const Architecture& architecture);
 
 // Every contradiction at once, in one usage error; `source` begins its text ("model", a path).
 [[nodiscard]] Status validate(const Architecture& architecture, const std::string& source);

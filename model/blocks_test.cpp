@@ -33,8 +33,15 @@ struct Fixture {
     a.ffn = number("ffn", 0);
     a.vocab = 64;
     a.max_seq_len = 64;
-    a.attention_bias = a.mlp_bias = file.find("weight.mlp.up_proj.bias") != nullptr;
-    a.norm_eps = a.attention_bias ? 1e-6 : 1e-5;
+    const auto has = [&](const char* tensor) { return file.find(tensor) != nullptr; };
+    a.qkv_bias = has("weight.self_attn.q_proj.bias");
+    a.output_bias = has("weight.self_attn.o_proj.bias");
+    a.mlp_bias = has("weight.mlp.up_proj.bias");
+    a.qk_norm = has("weight.self_attn.q_norm.weight");
+    a.dialect = name.starts_with("qwen2")   ? Dialect::kQwen2
+                : name.starts_with("qwen3") ? Dialect::kQwen3
+                                            : Dialect::kLlama;
+    a.norm_eps = has("weight.mlp.up_proj.bias") ? 1e-6 : 1e-5;
     a.rope_theta = static_cast<double>(number("theta", 10000));
     batch.micro_batch = number("batch", 0);
     batch.seq_len = number("seq", 0);
@@ -222,10 +229,11 @@ TEST_P(Blocks, NothingIsPreparedAfterTheModelWasMade) {
   EXPECT_EQ(kernels::gemms_prepared(), prepared);
 }
 
-INSTANTIATE_TEST_SUITE_P(Fixtures,
-                         Blocks,
-                         testing::Values("gpt2_block", "llama_block", "llama_bias_block"),
-                         [](const auto& test) { return std::string(test.param); });
+INSTANTIATE_TEST_SUITE_P(
+    Fixtures,
+    Blocks,
+    testing::Values("gpt2_block", "llama_block", "llama_bias_block", "qwen2_block", "qwen3_block"),
+    [](const auto& test) { return std::string(test.param); });
 
 // ---- the head ----------------------------------------------------------------------------------
 

@@ -22,8 +22,39 @@ enum class Use : std::uint8_t {
   kDropout,   // trained as 0
 };
 
-// Which families have the field.
-enum Families : std::uint8_t { kOnlyGpt2 = 1, kOnlyLlama = 2, kBoth = 3 };
+// Whose config.json has the field.
+enum Owners : std::uint8_t {
+  kGpt2 = 1,
+  kLlama = 2,
+  kMistral = 4,
+  kQwen2 = 8,
+  kQwen3 = 16,
+  kQwens = kQwen2 | kQwen3,
+  kLlamas = kLlama | kMistral | kQwens,  // Llama's family
+  kAll = kGpt2 | kLlamas,
+  kLlamaOrQwen3 = kLlama | kQwen3,
+  kLlamaOrMistral = kLlama | kMistral,
+  kAllButQwens = kGpt2 | kLlamaOrMistral
+};
+
+// What a config.json may name, and what it is here.
+struct KnownModel {
+  std::string_view architecture;
+  std::string_view type;
+  Owners owner;
+  Family family;
+  Dialect dialect;
+};
+
+constexpr std::array kKnownModels{
+    KnownModel{"GPT2LMHeadModel", "gpt2", kGpt2, Family::kGpt2, Dialect::kLlama},
+    KnownModel{"LlamaForCausalLM", "llama", kLlama, Family::kLlama, Dialect::kLlama},
+    KnownModel{"MistralForCausalLM", "mistral", kMistral, Family::kLlama, Dialect::kMistral},
+    KnownModel{"Qwen2ForCausalLM", "qwen2", kQwen2, Family::kLlama, Dialect::kQwen2},
+    KnownModel{"Qwen3ForCausalLM", "qwen3", kQwen3, Family::kLlama, Dialect::kQwen3},
+};
+
+constexpr const char* kKnownText = "it computes GPT-2, Llama, Mistral, Qwen2 and Qwen3 only";
 
 // The values of a kNumbers field that change nothing. null always does.
 enum class Neutral : std::uint8_t {
@@ -40,7 +71,7 @@ enum class Neutral : std::uint8_t {
 
 struct Rule {
   std::string_view field;
-  Families families = kBoth;
+  Owners owners = kAll;
   Use use = Use::kHarmless;
   Neutral neutral = Neutral::kNull;
   std::int64_t Architecture::*size = nullptr;  // kUsed: where a plain value goes
@@ -49,103 +80,103 @@ struct Rule {
   std::vector<std::int64_t> Architecture::*tokens = nullptr;
 };
 
-constexpr Rule used(std::string_view field, Families families) {
-  return {.field = field, .families = families, .use = Use::kUsed};
+constexpr Rule used(std::string_view field, Owners owners) {
+  return {.field = field, .owners = owners, .use = Use::kUsed};
 }
 
 constexpr Rule size_field(std::string_view field,
-                          Families families,
+                          Owners owners,
                           std::int64_t Architecture::*target) {
-  Rule rule = used(field, families);
+  Rule rule = used(field, owners);
   rule.size = target;
   return rule;
 }
 
-constexpr Rule number_field(std::string_view field,
-                            Families families,
-                            double Architecture::*target) {
-  Rule rule = used(field, families);
+constexpr Rule number_field(std::string_view field, Owners owners, double Architecture::*target) {
+  Rule rule = used(field, owners);
   rule.number = target;
   return rule;
 }
 
-constexpr Rule flag_field(std::string_view field, Families families, bool Architecture::*target) {
-  Rule rule = used(field, families);
+constexpr Rule flag_field(std::string_view field, Owners owners, bool Architecture::*target) {
+  Rule rule = used(field, owners);
   rule.flag = target;
   return rule;
 }
 
 constexpr Rule token_field(std::string_view field,
                            std::vector<std::int64_t> Architecture::*target) {
-  Rule rule = used(field, kBoth);
+  Rule rule = used(field, kAll);
   rule.tokens = target;
   return rule;
 }
 
-constexpr Rule numbers(std::string_view field, Families families, Neutral neutral) {
-  return {.field = field, .families = families, .use = Use::kNumbers, .neutral = neutral};
+constexpr Rule numbers(std::string_view field, Owners owners, Neutral neutral) {
+  return {.field = field, .owners = owners, .use = Use::kNumbers, .neutral = neutral};
 }
 
-constexpr Rule dropout(std::string_view field, Families families) {
-  return {.field = field, .families = families, .use = Use::kDropout};
+constexpr Rule dropout(std::string_view field, Owners owners) {
+  return {.field = field, .owners = owners, .use = Use::kDropout};
 }
 
 constexpr std::array kRules{
     // Used. Those without a place are read by name below.
-    used("architectures", kBoth),
-    used("model_type", kBoth),
-    used("headrace", kBoth),
-    used("rope_parameters", kOnlyLlama),
-    size_field("vocab_size", kBoth, &Architecture::vocab),
-    size_field("n_layer", kOnlyGpt2, &Architecture::layers),
-    size_field("n_embd", kOnlyGpt2, &Architecture::hidden),
-    size_field("n_head", kOnlyGpt2, &Architecture::heads),
-    size_field("n_inner", kOnlyGpt2, &Architecture::ffn),
-    size_field("n_positions", kOnlyGpt2, &Architecture::max_seq_len),
-    number_field("layer_norm_epsilon", kOnlyGpt2, &Architecture::norm_eps),
-    size_field("num_hidden_layers", kOnlyLlama, &Architecture::layers),
-    size_field("hidden_size", kOnlyLlama, &Architecture::hidden),
-    size_field("num_attention_heads", kOnlyLlama, &Architecture::heads),
-    size_field("num_key_value_heads", kOnlyLlama, &Architecture::kv_heads),
-    size_field("head_dim", kOnlyLlama, &Architecture::head_dim),
-    size_field("intermediate_size", kOnlyLlama, &Architecture::ffn),
-    size_field("max_position_embeddings", kOnlyLlama, &Architecture::max_seq_len),
-    number_field("rms_norm_eps", kOnlyLlama, &Architecture::norm_eps),
-    number_field("rope_theta", kOnlyLlama, &Architecture::rope_theta),
-    number_field("initializer_range", kBoth, &Architecture::initializer_range),
-    flag_field("tie_word_embeddings", kBoth, &Architecture::tied),
-    flag_field("attention_bias", kOnlyLlama, &Architecture::attention_bias),
-    flag_field("mlp_bias", kOnlyLlama, &Architecture::mlp_bias),
+    used("architectures", kAll),
+    used("model_type", kAll),
+    used("headrace", kAll),
+    used("rope_parameters", kLlamas),
+    size_field("vocab_size", kAll, &Architecture::vocab),
+    size_field("n_layer", kGpt2, &Architecture::layers),
+    size_field("n_embd", kGpt2, &Architecture::hidden),
+    size_field("n_head", kGpt2, &Architecture::heads),
+    size_field("n_inner", kGpt2, &Architecture::ffn),
+    size_field("n_positions", kGpt2, &Architecture::max_seq_len),
+    number_field("layer_norm_epsilon", kGpt2, &Architecture::norm_eps),
+    size_field("num_hidden_layers", kLlamas, &Architecture::layers),
+    size_field("hidden_size", kLlamas, &Architecture::hidden),
+    size_field("num_attention_heads", kLlamas, &Architecture::heads),
+    size_field("num_key_value_heads", kLlamas, &Architecture::kv_heads),
+    size_field("head_dim", kLlamas, &Architecture::head_dim),
+    size_field("intermediate_size", kLlamas, &Architecture::ffn),
+    size_field("max_position_embeddings", kLlamas, &Architecture::max_seq_len),
+    number_field("rms_norm_eps", kLlamas, &Architecture::norm_eps),
+    number_field("rope_theta", kLlamas, &Architecture::rope_theta),
+    number_field("initializer_range", kAll, &Architecture::initializer_range),
+    flag_field("tie_word_embeddings", kAll, &Architecture::tied),
+    flag_field("attention_bias", kLlamaOrQwen3, &Architecture::qkv_bias),  // and output_bias
+    flag_field("mlp_bias", kLlama, &Architecture::mlp_bias),
     token_field("bos_token_id", &Architecture::bos_tokens),
     token_field("eos_token_id", &Architecture::eos_tokens),
     // Trained as 0.
-    dropout("resid_pdrop", kOnlyGpt2),
-    dropout("embd_pdrop", kOnlyGpt2),
-    dropout("attn_pdrop", kOnlyGpt2),
-    dropout("attention_dropout", kOnlyLlama),
-    dropout("hidden_dropout", kOnlyLlama),
-    dropout("mlp_dropout", kOnlyLlama),
+    dropout("resid_pdrop", kGpt2),
+    dropout("embd_pdrop", kGpt2),
+    dropout("attn_pdrop", kGpt2),
+    dropout("attention_dropout", kLlamas),
+    dropout("hidden_dropout", kLlamas),
+    dropout("mlp_dropout", kLlamas),
     // They change the numbers.
-    numbers("activation_function", kOnlyGpt2, Neutral::kGelu),
-    numbers("add_cross_attention", kBoth, Neutral::kFalse),
-    numbers("scale_attn_weights", kOnlyGpt2, Neutral::kTrue),
-    numbers("scale_attn_by_inverse_layer_idx", kOnlyGpt2, Neutral::kFalse),
-    numbers("reorder_and_upcast_attn", kOnlyGpt2, Neutral::kFalse),
-    numbers("hidden_act", kOnlyLlama, Neutral::kSilu),
-    numbers("rope_scaling", kOnlyLlama, Neutral::kNull),  // and rope_type "default": see below
-    numbers("rope_interleaved", kOnlyLlama, Neutral::kFalse),
-    numbers("partial_rotary_factor", kOnlyLlama, Neutral::kOne),
-    numbers("pretraining_tp", kOnlyLlama, Neutral::kOne),
-    numbers("sliding_window", kOnlyLlama, Neutral::kNull),
-    numbers("use_sliding_window", kOnlyLlama, Neutral::kFalse),
-    numbers("layer_types", kOnlyLlama, Neutral::kFull),
-    numbers("quantization_config", kBoth, Neutral::kNull),
-    numbers("pruned_heads", kBoth, Neutral::kEmpty),
-    numbers("chunk_size_feed_forward", kBoth, Neutral::kZero),
-    numbers("is_encoder_decoder", kBoth, Neutral::kFalse),
-    numbers("cross_attention_hidden_size", kBoth, Neutral::kNull),
-    numbers("tie_encoder_decoder", kBoth, Neutral::kFalse),
+    numbers("activation_function", kGpt2, Neutral::kGelu),
+    numbers("add_cross_attention", kAll, Neutral::kFalse),
+    numbers("scale_attn_weights", kGpt2, Neutral::kTrue),
+    numbers("scale_attn_by_inverse_layer_idx", kGpt2, Neutral::kFalse),
+    numbers("reorder_and_upcast_attn", kGpt2, Neutral::kFalse),
+    numbers("hidden_act", kLlamas, Neutral::kSilu),
+    numbers("rope_scaling", kLlamas, Neutral::kNull),  // and rope_type "default": see below
+    numbers("rope_interleaved", kLlamas, Neutral::kFalse),
+    numbers("partial_rotary_factor", kLlamas, Neutral::kOne),
+    numbers("pretraining_tp", kLlamas, Neutral::kOne),
+    numbers("sliding_window", kLlamaOrMistral, Neutral::kNull),
+    numbers("use_sliding_window", kLlamas, Neutral::kFalse),
+    numbers("use_mrope", kQwens, Neutral::kFalse),
+    numbers("layer_types", kLlamas, Neutral::kFull),
+    numbers("quantization_config", kAll, Neutral::kNull),
+    numbers("pruned_heads", kAll, Neutral::kEmpty),
+    numbers("chunk_size_feed_forward", kAll, Neutral::kZero),
+    numbers("is_encoder_decoder", kAll, Neutral::kFalse),
+    numbers("cross_attention_hidden_size", kAll, Neutral::kNull),
+    numbers("tie_encoder_decoder", kAll, Neutral::kFalse),
     // Harmless: how the model was saved, how text is generated, other tasks' heads.
+    Rule{"sliding_window", kQwens},  // where use_sliding_window is false
     Rule{"n_ctx"},
     Rule{"torch_dtype"},
     Rule{"dtype"},
@@ -219,13 +250,9 @@ constexpr std::array kRules{
     Rule{"exponential_decay_length_penalty"},
 };
 
-constexpr std::array<std::pair<std::string_view, Family>, 2> kArchitectures{
-    {{"GPT2LMHeadModel", Family::kGpt2}, {"LlamaForCausalLM", Family::kLlama}}};
-
-const Rule* find_rule(std::string_view field, Family family) {
-  const unsigned bit = family == Family::kGpt2 ? kOnlyGpt2 : kOnlyLlama;
+const Rule* find_rule(std::string_view field, Owners owner) {
   const auto* found = std::find_if(kRules.begin(), kRules.end(), [&](const Rule& rule) {
-    return rule.field == field && (rule.families & bit) != 0;
+    return rule.field == field && (rule.owners & owner) != 0;
   });
   return found == kRules.end() ? nullptr : found;
 }
@@ -297,8 +324,8 @@ class Parser {
   Parser(const Json& root, const ConfigJsonSource& source) : root_(root), source_(source) {}
 
   Result<ParsedConfigJson> parse() {
-    if (const std::optional<Family> family = find_family()) {
-      start_from_usual_values(*family);
+    if (const KnownModel* model = find_model()) {
+      start_from_usual_values(*model);
       for (const Json::Member& member : *root_.as_object()) {
         read_member(member);
       }
@@ -324,10 +351,9 @@ class Parser {
                       .with_hint(std::move(hint)));
   }
 
-  // model_type, where it is given, names the same family.
-  bool agrees(const Json* model_type, Family family) {
-    if (model_type == nullptr || model_type->is_null() ||
-        is_text_of(*model_type, {family_name(family)})) {
+  // model_type, where it is given, names the same model.
+  bool agrees(const Json* model_type, const KnownModel& model) {
+    if (model_type == nullptr || model_type->is_null() || is_text_of(*model_type, {model.type})) {
       return true;
     }
     complain(fmt::format("model_type {} contradicts architectures {}",
@@ -338,50 +364,71 @@ class Parser {
     return false;
   }
 
-  // By architectures, or by model_type where that is absent or ignored.
-  std::optional<Family> find_family() {
+  // By architectures, or by model_type where that is absent or ignored. Null: complained of.
+  const KnownModel* find_model() {
     const Json* model_type = root_.find("model_type");
     const Json* list = root_.find("architectures");
+    const KnownModel* typed = nullptr;
+    for (const KnownModel& model : kKnownModels) {
+      typed = model_type != nullptr && is_text_of(*model_type, {model.type}) ? &model : typed;
+    }
     if (list != nullptr && !list->is_null() && !ignored("architectures")) {
       const Json::Array* names = list->as_array();
-      const std::string* name =
-          names != nullptr && names->size() == 1 ? names->front().as_string() : nullptr;
-      for (const auto& [known, family] : kArchitectures) {
-        if (name != nullptr && *name == known) {
-          return agrees(model_type, family) ? std::optional(family) : std::nullopt;
+      for (const KnownModel& model : kKnownModels) {
+        if (names != nullptr && names->size() == 1 &&
+            is_text_of(names->front(), {model.architecture})) {
+          return agrees(model_type, model) ? &model : nullptr;
         }
       }
-      complain(fmt::format("architecture {} is unknown to this version", list->dump()),
-               "it computes GPT2LMHeadModel and LlamaForCausalLM only",
-               model_type != nullptr && is_text_of(*model_type, {"gpt2", "llama"})
-                   ? "model.ignore = [\"architectures\"] goes by model_type instead"
-                   : "");
-      return std::nullopt;
+      complain(
+          fmt::format("architecture {} is unknown to this version", list->dump()),
+          kKnownText,
+          typed != nullptr ? "model.ignore = [\"architectures\"] goes by model_type instead" : "");
+      return nullptr;
     }
-    if (model_type != nullptr && is_text_of(*model_type, {"gpt2"})) {
-      return Family::kGpt2;
+    if (typed == nullptr) {
+      complain(model_type == nullptr
+                   ? std::string("it has neither architectures nor model_type")
+                   : fmt::format("model_type {} is unknown to this version", model_type->dump()),
+               kKnownText);
     }
-    if (model_type != nullptr && is_text_of(*model_type, {"llama"})) {
-      return Family::kLlama;
-    }
-    complain(model_type == nullptr
-                 ? std::string("it has neither architectures nor model_type")
-                 : fmt::format("model_type {} is unknown to this version", model_type->dump()),
-             "it computes gpt2 and llama only");
-    return std::nullopt;
+    return typed;
   }
 
   // The defaults of transformers' config classes. 0: must be given, or follows from others.
-  void start_from_usual_values(Family family) {
+  void start_from_usual_values(const KnownModel& model) {
     Architecture& a = result_.architecture;
-    a.family = family;
-    a.tied = family == Family::kGpt2;
-    a.max_seq_len = family == Family::kGpt2 ? 1024 : 2048;
-    a.norm_eps = family == Family::kGpt2 ? 1e-5 : 1e-6;
+    owner_ = model.owner;
+    a.family = model.family;
+    a.dialect = model.dialect;
+    a.tied = a.family == Family::kGpt2;
+    a.norm_eps = a.family == Family::kGpt2 ? 1e-5 : 1e-6;
+    switch (owner_) {
+      case kGpt2:
+        a.max_seq_len = 1024;
+        break;
+      case kMistral:
+        a.max_seq_len = 131072;
+        a.kv_heads = 8;
+        break;
+      case kQwen2:
+        a.max_seq_len = 32768;
+        a.kv_heads = 32;
+        a.qkv_bias = true;
+        break;
+      case kQwen3:
+        a.max_seq_len = 32768;
+        a.kv_heads = 32;
+        a.head_dim = 128;
+        a.qk_norm = true;
+        break;
+      default:
+        a.max_seq_len = 2048;
+    }
   }
 
   void read_member(const Json::Member& member) {
-    const Rule* rule = find_rule(member.key, result_.architecture.family);
+    const Rule* rule = find_rule(member.key, owner_);
     if (ignored(member.key)) {
       const bool is_used = rule != nullptr && rule->use == Use::kUsed;
       if (is_used && member.key != "architectures" && member.key != "rope_parameters") {
@@ -448,7 +495,9 @@ class Parser {
     } else if (rule.tokens != nullptr) {
       a.*rule.tokens = read_tokens(rule, value);
     } else if (value.is_null()) {
-      return;  // the usual value
+      if (rule.field == "num_key_value_heads") {
+        a.kv_heads = 0;  // as many as heads
+      }                  // else: the usual value
     } else if (rule.size != nullptr) {
       take(rule, value, value.as_int(), a.*rule.size, "a whole number");
     } else if (rule.number != nullptr) {
@@ -500,7 +549,7 @@ class Parser {
       const bool neutral = (is_type && (entry.is_null() || is_text_of(entry, {"default"}))) ||
                            (key == "partial_rotary_factor" && is_neutral(entry, Neutral::kOne));
       if (key == "rope_theta") {
-        const Rule rule = used(key, kOnlyLlama);
+        const Rule rule = used(key, kLlamas);
         take(rule, entry, entry.as_double(), result_.architecture.rope_theta, "a number");
       } else if (!passed && !neutral) {
         complain(fmt::format("field '{}.{}' = {} changes the numbers", field, key, entry.dump()),
@@ -547,6 +596,12 @@ class Parser {
     } else if (a.ffn == 0 && a.hidden <= (std::int64_t{1} << 40)) {
       a.ffn = 4 * a.hidden;
     }
+    a.output_bias = owner_ != kQwen2 && a.qkv_bias;
+    if (owner_ == kMistral && root_.find("sliding_window") == nullptr) {
+      complain("field 'sliding_window' is missing, which means 4096",
+               "this version attends to the whole sequence",
+               "to do so: \"sliding_window\": null");
+    }
     a.kv_heads = a.kv_heads == 0 ? a.heads : a.kv_heads;
     a.head_dim = a.head_dim == 0 && a.heads != 0 ? a.hidden / a.heads : a.head_dim;
   }
@@ -570,71 +625,12 @@ class Parser {
 
   const Json& root_;
   const ConfigJsonSource& source_;
+  Owners owner_ = kAll;
   ParsedConfigJson result_;
   Problems problems_;
   std::vector<std::string> harmless_;
   std::vector<std::string> passed_;
 };
-
-std::string_view torch_dtype_name(Dtype dtype) {
-  switch (dtype) {
-    case Dtype::kF32:
-      return "float32";
-    case Dtype::kBf16:
-      return "bfloat16";
-    case Dtype::kF16:
-      return "float16";
-  }
-  return "";
-}
-
-Json tokens_json(const std::vector<std::int64_t>& tokens) {
-  if (tokens.size() == 1) {
-    return tokens.front();
-  }
-  Json list;
-  for (const std::int64_t token : tokens) {
-    list.push_back(token);
-  }
-  return list;  // null when there is none
-}
-
-void set_gpt2_fields(const Architecture& a, Json& config) {
-  config.set("activation_function", "gelu_new")
-      .set("attn_pdrop", 0.0)
-      .set("embd_pdrop", 0.0)
-      .set("layer_norm_epsilon", a.norm_eps)
-      .set("n_embd", a.hidden)
-      .set("n_head", a.heads)
-      .set("n_inner", a.ffn == 4 * a.hidden ? Json() : Json(a.ffn))
-      .set("n_layer", a.layers)
-      .set("n_positions", a.max_seq_len)
-      .set("reorder_and_upcast_attn", false)
-      .set("resid_pdrop", 0.0)
-      .set("scale_attn_by_inverse_layer_idx", false)
-      .set("scale_attn_weights", true);
-}
-
-// rope_theta for transformers before version 5, rope_parameters from then on.
-void set_llama_fields(const Architecture& a, Json& config) {
-  Json rope = Json::object();
-  rope.set("rope_theta", a.rope_theta).set("rope_type", "default");
-  config.set("attention_bias", a.attention_bias)
-      .set("attention_dropout", 0.0)
-      .set("head_dim", a.head_dim)
-      .set("hidden_act", "silu")
-      .set("hidden_size", a.hidden)
-      .set("intermediate_size", a.ffn)
-      .set("max_position_embeddings", a.max_seq_len)
-      .set("mlp_bias", a.mlp_bias)
-      .set("num_attention_heads", a.heads)
-      .set("num_hidden_layers", a.layers)
-      .set("num_key_value_heads", a.kv_heads)
-      .set("rms_norm_eps", a.norm_eps)
-      .set("rope_parameters", std::move(rope))
-      .set("rope_scaling", Json())
-      .set("rope_theta", a.rope_theta);
-}
 
 }  // namespace
 
@@ -646,39 +642,6 @@ Result<ParsedConfigJson> parse_config_json(std::string_view text, const ConfigJs
     return error;
   }
   return Parser(*root, source).parse();
-}
-
-Json config_to_json(const Architecture& architecture, Dtype weights) {
-  const bool gpt2 = architecture.family == Family::kGpt2;
-  Json config = Json::object();
-  config.set("architectures", Json::Array{gpt2 ? "GPT2LMHeadModel" : "LlamaForCausalLM"})
-      .set("model_type", family_name(architecture.family))
-      .set("torch_dtype", torch_dtype_name(weights))
-      .set("vocab_size", architecture.vocab)
-      .set("bos_token_id", tokens_json(architecture.bos_tokens))
-      .set("eos_token_id", tokens_json(architecture.eos_tokens))
-      .set("initializer_range", architecture.initializer_range)
-      .set("tie_word_embeddings", architecture.tied)
-      .set("use_cache", true);
-  if (gpt2) {
-    set_gpt2_fields(architecture, config);
-  } else {
-    set_llama_fields(architecture, config);
-  }
-  if (!architecture.tokenizer.empty()) {
-    Json own = Json::object();
-    own.set("tokenizer", architecture.tokenizer);
-    config.set("headrace", std::move(own));
-  }
-  return config;
-}
-
-Json generation_config_to_json(const Architecture& architecture) {
-  Json config = Json::object();
-  config.set("_from_model_config", true)
-      .set("bos_token_id", tokens_json(architecture.bos_tokens))
-      .set("eos_token_id", tokens_json(architecture.eos_tokens));
-  return config;
 }
 
 }  // namespace headrace::model

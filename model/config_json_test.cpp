@@ -20,6 +20,34 @@ constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "model
   "rope_parameters": {"rope_theta": 500.0, "rope_type": "default"}, "eos_token_id": [1, 2],
   "attention_bias": true, "pretraining_tp": 1, "use_cache": true})";
 
+// As they are published, sizes changed.
+constexpr const char* kMistral = R"({"architectures": ["MistralForCausalLM"],
+  "model_type": "mistral", "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu",
+  "hidden_size": 48, "initializer_range": 0.02, "intermediate_size": 112,
+  "max_position_embeddings": 32768, "num_attention_heads": 4, "num_hidden_layers": 3,
+  "num_key_value_heads": 2, "rms_norm_eps": 1e-05, "rope_theta": 1000000.0,
+  "sliding_window": null, "tie_word_embeddings": false, "torch_dtype": "bfloat16",
+  "transformers_version": "4.36.0", "use_cache": true, "vocab_size": 256})";
+
+constexpr const char* kQwen2 = R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2",
+  "attention_dropout": 0.0, "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
+  "hidden_size": 48, "initializer_range": 0.02, "intermediate_size": 112,
+  "max_position_embeddings": 32768, "max_window_layers": 21, "num_attention_heads": 4,
+  "num_hidden_layers": 3, "num_key_value_heads": 2, "rms_norm_eps": 1e-06,
+  "rope_theta": 1000000.0, "sliding_window": 32768, "tie_word_embeddings": true,
+  "torch_dtype": "bfloat16", "transformers_version": "4.43.1", "use_cache": true,
+  "use_mrope": false, "use_sliding_window": false, "vocab_size": 256})";
+
+constexpr const char* kQwen3 = R"({"architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3",
+  "attention_bias": false, "attention_dropout": 0.0, "bos_token_id": 151643,
+  "eos_token_id": 151645, "head_dim": 16, "hidden_act": "silu", "hidden_size": 48,
+  "initializer_range": 0.02, "intermediate_size": 112, "max_position_embeddings": 40960,
+  "max_window_layers": 28, "num_attention_heads": 4, "num_hidden_layers": 3,
+  "num_key_value_heads": 2, "rms_norm_eps": 1e-06, "rope_scaling": null, "rope_theta": 1000000,
+  "sliding_window": null, "tie_word_embeddings": true, "torch_dtype": "bfloat16",
+  "transformers_version": "4.51.0", "use_cache": true, "use_sliding_window": false,
+  "vocab_size": 256})";
+
 // `text` with one more field, which wins over an earlier one only in that it must not be there
 // twice.
 std::string with(const std::string& text, const std::string& field) {
@@ -58,7 +86,8 @@ TEST(ConfigJson, LlamaIsReadInBothFormsOfItsRotaryFields) {
   EXPECT_EQ(a.head_dim, 12);
   EXPECT_EQ(a.rope_theta, 500.0);
   EXPECT_TRUE(a.tied);
-  EXPECT_TRUE(a.attention_bias);
+  EXPECT_TRUE(a.qkv_bias);
+  EXPECT_TRUE(a.output_bias);
   EXPECT_FALSE(a.mlp_bias);
   EXPECT_EQ(a.eos_tokens, (std::vector<std::int64_t>{1, 2}));
   const Result<ParsedConfigJson> older = parse(R"({"model_type": "llama", "vocab_size": 256,
@@ -70,6 +99,53 @@ TEST(ConfigJson, LlamaIsReadInBothFormsOfItsRotaryFields) {
   EXPECT_EQ(older->architecture.max_seq_len, 2048);
   EXPECT_EQ(older->architecture.norm_eps, 1e-6);
   EXPECT_FALSE(older->architecture.tied);
+}
+
+TEST(ConfigJson, MistralAndQwenAreLlamaWithTheirOwnProperties) {
+  const Result<ParsedConfigJson> mistral = parse(kMistral);
+  ASSERT_TRUE(mistral) << text_of(mistral.error());
+  EXPECT_EQ(mistral->architecture.dialect, Dialect::kMistral);
+  EXPECT_FALSE(mistral->architecture.qkv_bias);
+  const Result<ParsedConfigJson> qwen2 = parse(kQwen2);
+  ASSERT_TRUE(qwen2) << text_of(qwen2.error());
+  EXPECT_TRUE(qwen2->architecture.qkv_bias);
+  EXPECT_FALSE(qwen2->architecture.output_bias);
+  EXPECT_FALSE(qwen2->architecture.qk_norm);
+  EXPECT_EQ(qwen2->architecture.head_dim, 12);
+  const Result<ParsedConfigJson> qwen3 = parse(kQwen3);
+  ASSERT_TRUE(qwen3) << text_of(qwen3.error());
+  EXPECT_TRUE(qwen3->architecture.qk_norm);
+  EXPECT_FALSE(qwen3->architecture.qkv_bias);
+  EXPECT_EQ(qwen3->architecture.head_dim, 16);
+  EXPECT_EQ(qwen3->architecture.rope_theta, 1e6);
+  for (const auto* parsed : {&mistral, &qwen2, &qwen3}) {
+    EXPECT_EQ((*parsed)->architecture.family, Family::kLlama);
+    EXPECT_EQ((*parsed)->architecture.kv_heads, 2);
+  }
+}
+
+// What transformers' config classes take where a file is silent.
+TEST(ConfigJson, FieldsThatAreAbsentHaveTheirModelsUsualValues) {
+  const auto of = [](const std::string& type, const std::string& more = "") {
+    return parse(R"({"model_type": ")" + type + R"(", "vocab_size": 64, "hidden_size": 4096,
+      "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 32)" +
+                 more + "}");
+  };
+  const Result<ParsedConfigJson> mistral = of("mistral", R"(, "sliding_window": null)");
+  ASSERT_TRUE(mistral) << text_of(mistral.error());
+  EXPECT_EQ(mistral->architecture.kv_heads, 8);
+  EXPECT_EQ(mistral->architecture.max_seq_len, 131072);
+  EXPECT_EQ(mistral->architecture.norm_eps, 1e-6);
+  EXPECT_FALSE(of("mistral"));  // sliding_window would be 4096
+  const Result<ParsedConfigJson> qwen2 = of("qwen2");
+  ASSERT_TRUE(qwen2) << text_of(qwen2.error());
+  EXPECT_EQ(qwen2->architecture.kv_heads, 32);
+  EXPECT_EQ(qwen2->architecture.max_seq_len, 32768);
+  EXPECT_FALSE(qwen2->architecture.tied);
+  const Result<ParsedConfigJson> qwen3 = of("qwen3", R"(, "num_key_value_heads": null)");
+  ASSERT_TRUE(qwen3) << text_of(qwen3.error());
+  EXPECT_EQ(qwen3->architecture.kv_heads, 32);  // null: as heads
+  EXPECT_EQ(qwen3->architecture.head_dim, 128);
 }
 
 struct Case {
@@ -161,9 +237,9 @@ TEST(ConfigJson, AllProblemsAreReportedAtOnce) {
 }
 
 TEST(ConfigJson, OtherArchitecturesAreRefusedByName) {
-  for (const char* text : {R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen2"})",
-                           R"({"architectures": ["MistralForCausalLM"], "model_type": "mistral"})",
-                           R"({"model_type": "qwen2"})",
+  for (const char* text : {R"({"architectures": ["GemmaForCausalLM"], "model_type": "gemma"})",
+                           R"({"architectures": ["Qwen2ForCausalLM"], "model_type": "qwen3"})",
+                           R"({"model_type": "qwen2_moe"})",
                            R"({"architectures": ["A", "B"]})",
                            R"({"architectures": "GPT2LMHeadModel"})",
                            R"({})"}) {
@@ -171,8 +247,8 @@ TEST(ConfigJson, OtherArchitecturesAreRefusedByName) {
     ASSERT_FALSE(parsed) << text;
     EXPECT_EQ(parsed.error().code, ExitCode::kUsage);
   }
-  const Result<ParsedConfigJson> qwen = parse(R"({"architectures": ["Qwen2ForCausalLM"]})");
-  EXPECT_NE(text_of(qwen.error()).find("Qwen2ForCausalLM"), std::string::npos);
+  const Result<ParsedConfigJson> gemma = parse(R"({"architectures": ["GemmaForCausalLM"]})");
+  EXPECT_NE(text_of(gemma.error()).find("GemmaForCausalLM"), std::string::npos);
   std::string other_head = kGpt2;
   other_head.replace(other_head.find("GPT2LMHeadModel"), 15, "GPT2DoubleHeads");
   EXPECT_FALSE(parse(other_head));
@@ -195,7 +271,7 @@ TEST(ConfigJson, TextThatIsNoJsonObjectIsCorrupt) {
 }
 
 TEST(ConfigJson, WhatIsWrittenReadsBackEqual) {
-  for (const char* text : {kGpt2, kLlama}) {
+  for (const char* text : {kGpt2, kLlama, kMistral, kQwen2, kQwen3}) {
     Architecture architecture = parse(text)->architecture;
     architecture.ffn += 5;
     architecture.norm_eps = 1.0 / 3.0;

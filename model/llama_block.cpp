@@ -1,10 +1,11 @@
 // Llama's block: x += o(attention(rope(q), rope(k), v)) of norm(x); x += down(silu(gate) * up) of
 // norm(x). Touvron et al. 2023, "LLaMA: Open and Efficient Foundation Language Models";
-// grouped-query attention as in Ainslie et al. 2023.
+// grouped-query attention as in Ainslie et al. 2023. With qk_norm (Qwen3) each head of q and k is
+// normalised before it is rotated.
 //
-// Saved for backward, per row of N: q and k (rotated), v, attention output, middle of the residual
-// stream C, gate and up 2F floats, and a log-sum-exp per head. Norms and SwiGLU's product are made
-// again.
+// Saved for backward, per row of N: q and k (rotated; with qk_norm as projected), v, attention
+// output, middle of the residual stream C, gate and up 2F floats, and a log-sum-exp per head.
+// Norms, what they make of q and k, and SwiGLU's product are made again.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -21,6 +22,7 @@ namespace {
 
 struct Shapes {
   std::int64_t rows, hidden, ffn, q_width, kv_width;
+  bool qk_norm;
   kernels::AttentionShape attention;
   kernels::LinearShape q, kv, o, up, down;
 
@@ -34,6 +36,14 @@ struct Shapes {
 
   [[nodiscard]] kernels::NormShape norm() const { return {.rows = rows, .columns = hidden}; }
 
+  // Of the heads of q or of k, one after the other.
+  [[nodiscard]] kernels::NormShape head_norm(std::int64_t heads) const {
+    return {.rows = rows * heads, .columns = attention.head_dim};
+  }
+
+  // q and k beside each other, as attention takes them, where they are not what is saved.
+  [[nodiscard]] std::int64_t remade_width() const { return qk_norm ? q_width + kv_width : 0; }
+
   [[nodiscard]] std::int64_t lse() const {
     return attention.batch * attention.heads * attention.sequence;
   }
@@ -46,6 +56,7 @@ Shapes shapes_of(const Architecture& a, const BatchShape& batch) {
   s.ffn = a.ffn;
   s.q_width = a.heads * a.head_dim;
   s.kv_width = a.kv_heads * a.head_dim;
+  s.qk_norm = a.qk_norm;
   s.attention = {.batch = batch.micro_batch,
                  .sequence = batch.seq_len,
                  .heads = a.heads,
@@ -58,9 +69,9 @@ Shapes shapes_of(const Architecture& a, const BatchShape& batch) {
                                 .layout = kernels::WeightLayout::kOutIn,
                                 .bias = bias};
   };
-  s.q = linear(a.hidden, s.q_width, a.attention_bias);
-  s.kv = linear(a.hidden, s.kv_width, a.attention_bias);
-  s.o = linear(s.q_width, a.hidden, a.attention_bias);
+  s.q = linear(a.hidden, s.q_width, a.qkv_bias);
+  s.kv = linear(a.hidden, s.kv_width, a.qkv_bias);
+  s.o = linear(s.q_width, a.hidden, a.output_bias);
   s.up = linear(a.hidden, a.ffn, a.mlp_bias);
   s.down = linear(a.ffn, a.hidden, a.mlp_bias);
   return s;
@@ -70,7 +81,7 @@ Shapes shapes_of(const Architecture& a, const BatchShape& batch) {
 struct Places {
   std::size_t q, k, v, attention, middle, gate, up, lse, saved_bytes;
   std::size_t forward_wide, forward_rstd, forward_kernels, forward_bytes;
-  std::size_t wide, narrow, rstd, kernels, backward_bytes;
+  std::size_t wide, narrow, rstd, remade, heads_rstd, kernels, backward_bytes;
 };
 
 Places places_of(const Shapes& s, int threads) {
@@ -89,8 +100,8 @@ Places places_of(const Shapes& s, int threads) {
   const auto linears = s.distinct_linears();
   const ProjectionWorkspace linear = projection_workspace(linears, threads);
   PartList forward;
-  places.forward_wide = forward.add_floats(s.rows * std::max(s.hidden, s.ffn));
-  places.forward_rstd = forward.add_floats(s.rows);
+  places.forward_wide = forward.add_floats(s.rows * std::max({s.hidden, s.ffn, s.remade_width()}));
+  places.forward_rstd = forward.add_floats(s.rows * (s.qk_norm ? s.attention.heads : 1));
   places.forward_kernels = forward.add_bytes(
       std::max(linear.forward_bytes, kernels::attention_workspace_bytes(s.attention, threads)));
   places.forward_bytes = forward.bytes();
@@ -100,9 +111,14 @@ Places places_of(const Shapes& s, int threads) {
   places.wide = backward.add_floats(s.rows * std::max(2 * s.ffn, s.q_width + 2 * s.kv_width));
   places.narrow = backward.add_floats(s.rows * std::max(s.hidden, s.q_width));
   places.rstd = backward.add_floats(s.rows);
+  places.remade = backward.add_floats(s.rows * s.remade_width());
+  places.heads_rstd =
+      backward.add_floats(s.qk_norm ? s.rows * (s.attention.heads + s.attention.kv_heads) : 0);
+  const kernels::NormShape of_heads = s.head_norm(s.qk_norm ? s.attention.heads : 0);
   places.kernels = backward.add_bytes(
       std::max({linear.backward_bytes,
                 kernels::rms_norm_backward_workspace_bytes(s.norm(), threads),
+                kernels::rms_norm_backward_workspace_bytes(of_heads, threads),
                 kernels::attention_backward_workspace_bytes(s.attention, threads)}));
   places.backward_bytes = backward.bytes();
   return places;
@@ -122,6 +138,8 @@ class LlamaBlock final : public exec::Block {
         tables_(std::move(tables)),
         norm_1_(find_slot(unit, ".input_layernorm.weight")),
         norm_2_(find_slot(unit, ".post_attention_layernorm.weight")),
+        norm_q_(find_slot(unit, ".self_attn.q_norm.weight", true)),
+        norm_k_(find_slot(unit, ".self_attn.k_norm.weight", true)),
         q_(projection(unit, shapes_.q, ".self_attn.q_proj")),
         k_(projection(unit, shapes_.kv, ".self_attn.k_proj")),
         v_(projection(unit, shapes_.kv, ".self_attn.v_proj")),
@@ -195,13 +213,18 @@ class LlamaBlock final : public exec::Block {
   }
 
   void normalise(const Pass& pass, const Slot& gain, const float* x, float* y, float* rstd) const {
-    kernels::rms_norm(pass.context(),
-                      {.shape = shapes_.norm(),
-                       .eps = eps_,
-                       .x = {x},
-                       .gain = pass.weight(gain),
-                       .y = {y},
-                       .rstd = rstd});
+    normalise(pass, shapes_.norm(), gain, x, y, rstd);
+  }
+
+  void normalise(const Pass& pass,
+                 const kernels::NormShape& shape,
+                 const Slot& gain,
+                 const float* x,
+                 float* y,
+                 float* rstd) const {
+    kernels::rms_norm(
+        pass.context(),
+        {.shape = shape, .eps = eps_, .x = {x}, .gain = pass.weight(gain), .y = {y}, .rstd = rstd});
   }
 
   // gradient += d(x) of y = norm(x), given d(y).
@@ -232,6 +255,77 @@ class LlamaBlock final : public exec::Block {
                    .inverse = inverse});
   }
 
+  struct Heads {
+    float* q;
+    float* k;
+  };
+
+  struct ConstHeads {
+    const float* q;
+    const float* k;
+  };
+
+  [[nodiscard]] float* wide_of_forward(const Pass& pass) const {
+    return floats_at(pass.call.workspace, places_.forward_wide);
+  }
+
+  void rotate_heads(const Pass& pass, const Heads& x, bool inverse) const {
+    rotate(pass, x.q, shapes_.attention.heads, inverse);
+    rotate(pass, x.k, shapes_.attention.kv_heads, inverse);
+  }
+
+  void normalise_heads(const Pass& pass,
+                       const ConstHeads& x,
+                       const Heads& y,
+                       const Heads& rstd) const {
+    const kernels::AttentionShape& shape = shapes_.attention;
+    normalise(pass, shapes_.head_norm(shape.heads), norm_q_, x.q, y.q, rstd.q);
+    normalise(pass, shapes_.head_norm(shape.kv_heads), norm_k_, x.k, y.k, rstd.k);
+  }
+
+  // What attention took: saved, or with qk_norm made again.
+  [[nodiscard]] ConstHeads remake_heads(const Pass& pass, std::span<const std::byte> saved) const {
+    const ConstHeads kept = {.q = floats_at(saved, places_.q), .k = floats_at(saved, places_.k)};
+    if (!shapes_.qk_norm) {
+      return kept;
+    }
+    float* q = floats_at(pass.call.workspace, places_.remade);
+    const Heads remade = {.q = q, .k = q + shapes_.rows * shapes_.q_width};
+    normalise_heads(pass, kept, remade, heads_rstd(pass));
+    rotate_heads(pass, remade, false);
+    return {.q = remade.q, .k = remade.k};
+  }
+
+  [[nodiscard]] Heads heads_rstd(const Pass& pass) const {
+    float* rstd = floats_at(pass.call.workspace, places_.heads_rstd);
+    return {.q = rstd, .k = rstd + shapes_.rows * shapes_.attention.heads};
+  }
+
+  // gradient, of what was rotated, -> of what was projected.
+  void backward_heads(const Pass& pass,
+                      std::span<const std::byte> saved,
+                      const Heads& gradient) const {
+    rotate_heads(pass, gradient, true);
+    if (!shapes_.qk_norm) {
+      return;
+    }
+    const auto norm =
+        [&](const Slot& gain, std::int64_t heads, std::size_t x, const float* rstd, float* dx) {
+          kernels::rms_norm_backward(pass.context(),
+                                     {.shape = shapes_.head_norm(heads),
+                                      .dy = {dx},
+                                      .x = {floats_at(saved, x)},
+                                      .gain = pass.weight(gain),
+                                      .rstd = rstd,
+                                      .dx = {dx},
+                                      .dgain = pass.gradient(gain),
+                                      .mode = pass.mode});
+        };
+    const Heads rstd = heads_rstd(pass);
+    norm(norm_q_, shapes_.attention.heads, places_.q, rstd.q, gradient.q);
+    norm(norm_k_, shapes_.attention.kv_heads, places_.k, rstd.k, gradient.k);
+  }
+
   void forward_attention(const Pass& pass, const float* normed, std::span<std::byte> saved) const {
     float* q = floats_at(saved, places_.q);
     float* k = floats_at(saved, places_.k);
@@ -239,13 +333,20 @@ class LlamaBlock final : public exec::Block {
     project(pass, q_, normed, q);
     project(pass, k_, normed, k);
     project(pass, v_, normed, v);
-    rotate(pass, q, shapes_.attention.heads, false);
-    rotate(pass, k, shapes_.attention.kv_heads, false);
+    // With qk_norm what was projected is kept, and `normed` is of no more use.
+    const Heads heads = {
+        .q = shapes_.qk_norm ? wide_of_forward(pass) : q,
+        .k = shapes_.qk_norm ? wide_of_forward(pass) + shapes_.rows * shapes_.q_width : k};
+    if (shapes_.qk_norm) {
+      float* rstd = floats_at(pass.call.workspace, places_.forward_rstd);
+      normalise_heads(pass, {.q = q, .k = k}, heads, {.q = rstd, .k = rstd});
+    }
+    rotate_heads(pass, heads, false);
     kernels::attention(pass.context(),
                        {.shape = shapes_.attention,
                         .scale = scale_,
-                        .q = {q, shapes_.q_width},
-                        .k = {k, shapes_.kv_width},
+                        .q = {heads.q, shapes_.q_width},
+                        .k = {heads.k, shapes_.kv_width},
                         .v = {v, shapes_.kv_width},
                         .out = {floats_at(saved, places_.attention), shapes_.q_width},
                         .lse = floats_at(saved, places_.lse)});
@@ -295,11 +396,12 @@ class LlamaBlock final : public exec::Block {
 
     project_backward_weights(pass, o_, attention, gradient);
     project_backward_input(pass, o_, gradient, narrow);
+    const ConstHeads heads = remake_heads(pass, saved);
     kernels::attention_backward(pass.context(),
                                 {.shape = shapes_.attention,
                                  .scale = scale_,
-                                 .q = {floats_at(saved, places_.q), shapes_.q_width},
-                                 .k = {floats_at(saved, places_.k), shapes_.kv_width},
+                                 .q = {heads.q, shapes_.q_width},
+                                 .k = {heads.k, shapes_.kv_width},
                                  .v = {floats_at(saved, places_.v), shapes_.kv_width},
                                  .out = {attention, shapes_.q_width},
                                  .dout = {narrow, shapes_.q_width},
@@ -307,8 +409,7 @@ class LlamaBlock final : public exec::Block {
                                  .dq = {dq, shapes_.q_width},
                                  .dk = {dk, shapes_.kv_width},
                                  .dv = {dv, shapes_.kv_width}});
-    rotate(pass, dq, shapes_.attention.heads, true);
-    rotate(pass, dk, shapes_.attention.kv_heads, true);
+    backward_heads(pass, saved, {.q = dq, .k = dk});
     normalise(pass, norm_1_, input, narrow, floats_at(workspace, places_.rstd));
     project_backward_weights(pass, q_, narrow, dq);
     project_backward_weights(pass, k_, narrow, dk);
@@ -325,7 +426,7 @@ class LlamaBlock final : public exec::Block {
   double eps_;
   double scale_;
   std::shared_ptr<const RopeTables> tables_;
-  Slot norm_1_, norm_2_;
+  Slot norm_1_, norm_2_, norm_q_, norm_k_;
   Projection q_, k_, v_, o_, gate_, up_, down_;
 };
 
@@ -364,10 +465,14 @@ std::vector<plan::TensorSpec> llama_block_tensors(const Architecture& a, std::in
     }
   };
   tensors.push_back(tensor(prefix + ".input_layernorm.weight", {a.hidden}));
-  add(".self_attn.q_proj", q, a.hidden, a.attention_bias);
-  add(".self_attn.k_proj", kv, a.hidden, a.attention_bias);
-  add(".self_attn.v_proj", kv, a.hidden, a.attention_bias);
-  add(".self_attn.o_proj", a.hidden, q, a.attention_bias);
+  add(".self_attn.q_proj", q, a.hidden, a.qkv_bias);
+  add(".self_attn.k_proj", kv, a.hidden, a.qkv_bias);
+  add(".self_attn.v_proj", kv, a.hidden, a.qkv_bias);
+  add(".self_attn.o_proj", a.hidden, q, a.output_bias);
+  if (a.qk_norm) {
+    tensors.push_back(tensor(prefix + ".self_attn.q_norm.weight", {a.head_dim}));
+    tensors.push_back(tensor(prefix + ".self_attn.k_norm.weight", {a.head_dim}));
+  }
   tensors.push_back(tensor(prefix + ".post_attention_layernorm.weight", {a.hidden}));
   add(".mlp.gate_proj", a.ffn, a.hidden, a.mlp_bias);
   add(".mlp.up_proj", a.ffn, a.hidden, a.mlp_bias);
@@ -391,6 +496,14 @@ plan::UnitCost llama_block_cost(const Architecture& architecture, const BatchSha
     work->add(Operation::kRotate, elements(shapes.q_width));
     work->add(Operation::kRotate, elements(shapes.kv_width));
     work->add(Operation::kSwiglu, elements(shapes.ffn));
+  }
+  if (shapes.qk_norm) {
+    for (const std::int64_t width : {shapes.q_width, shapes.kv_width}) {
+      cost.forward.add(Operation::kNorm, elements(width));
+      cost.backward.add(Operation::kNorm, elements(width));
+      cost.backward.add(Operation::kRotate, elements(width));
+      cost.backward.add(Operation::kNormBackward, elements(width));
+    }
   }
   cost.backward.add(Operation::kSwigluBackward, elements(shapes.ffn));
   for (int half = 0; half < 2; ++half) {

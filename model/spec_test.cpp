@@ -264,7 +264,7 @@ TEST(Initialize, AWeightDoesNotDependOnTheRangeThatItIsAskedForIn) {
 TEST(Initialize, DeviationsGainsBiasesAndPaddingAreGpt2s) {
   for (const Family family : {Family::kGpt2, Family::kLlama}) {
     Architecture a = small(family, false);
-    a.attention_bias = a.mlp_bias = family == Family::kLlama;
+    a.qkv_bias = a.output_bias = a.mlp_bias = family == Family::kLlama;
     a.initializer_range = 0.08;
     const plan::ModelSpec spec = spec_of(a);
     const double scaled = 0.08 / std::sqrt(2.0 * 3.0);

@@ -473,7 +473,7 @@ std::vector<Setting> settings_of(const Session& session) {
   add("architecture",
       fmt::format("{}: {} layers, hidden {}, heads {} ({} of keys and values, width {}), ffn {}, "
                   "vocab {}, max_seq_len {}, head {}",
-                  model::family_name(architecture.family),
+                  model::model_type(architecture),
                   architecture.layers,
                   architecture.hidden,
                   architecture.heads,

@@ -65,8 +65,10 @@ def llama(w, x, heads_count, kv_heads, eps, theta):
         return y + w[name + ".bias"] if name + ".bias" in w else y
 
     h = norm(x, "input_layernorm")
-    q = rotate(heads(linear(h, "self_attn.q_proj"), heads_count), theta)
-    k = rotate(heads(linear(h, "self_attn.k_proj"), kv_heads), theta)
+    q, k = heads(linear(h, "self_attn.q_proj"), heads_count), heads(linear(h, "self_attn.k_proj"), kv_heads)
+    if "self_attn.q_norm.weight" in w:
+        q, k = norm(q, "self_attn.q_norm"), norm(k, "self_attn.k_norm")
+    q, k = rotate(q, theta), rotate(k, theta)
     v = heads(linear(h, "self_attn.v_proj"), kv_heads)
     x = x + linear(merge(attention(q, k, v)), "self_attn.o_proj")
     h = norm(x, "post_attention_layernorm")
@@ -121,6 +123,16 @@ def main(out):
     # One key and value head, biases everywhere, another theta.
     save(os.path.join(out, "llama_bias_block.safetensors"), lambda w, x: llama(w, x, 3, 1, 1e-6, 500.0), llama_shapes(18, 3 * 6, 6, 28, True),
          3, 1, 11, 18, dict(heads=3, kv_heads=1, head_dim=6, ffn=28, theta=500.0))
+    # Qwen2: biases on q, k and v.
+    shapes = llama_shapes(16, 4 * 4, 2 * 4, 24, False)
+    shapes.update({f"self_attn.{n}_proj.bias": [shapes[f"self_attn.{n}_proj.weight"][0]] for n in "qkv"})
+    save(os.path.join(out, "qwen2_block.safetensors"), lambda w, x: llama(w, x, 4, 2, 1e-5, 10000.0), shapes,
+         4, 2, 6, 16, dict(heads=4, kv_heads=2, head_dim=4, ffn=24, theta=10000.0))
+    # Qwen3: heads of q and k are normalised; wider than the feed-forward, with an odd count of rows.
+    shapes = llama_shapes(14, 6 * 8, 3 * 8, 22, False)
+    shapes.update({"self_attn.q_norm.weight": [8], "self_attn.k_norm.weight": [8]})
+    save(os.path.join(out, "qwen3_block.safetensors"), lambda w, x: llama(w, x, 6, 3, 1e-5, 10000.0), shapes,
+         5, 1, 7, 14, dict(heads=6, kv_heads=3, head_dim=8, ffn=22, theta=10000.0))
 
 
 if __name__ == "__main__":

@@ -352,6 +352,13 @@ model::Architecture small_llama() {
   return architecture;
 }
 
+model::Architecture small_qwen3() {
+  model::Architecture architecture = small_llama();
+  architecture.dialect = model::Dialect::kQwen3;
+  architecture.qk_norm = true;
+  return architecture;
+}
+
 plan::PlanSettings ample_settings() {
   plan::PlanSettings settings;
   settings.host_memory_bytes = std::size_t{1} << 30;

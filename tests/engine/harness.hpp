@@ -90,6 +90,7 @@ struct RunRecord {
 // anything.
 [[nodiscard]] model::Architecture small_gpt2();
 [[nodiscard]] model::Architecture small_llama();
+[[nodiscard]] model::Architecture small_qwen3();
 
 // Settings with budgets that never bind.
 [[nodiscard]] plan::PlanSettings ample_settings();

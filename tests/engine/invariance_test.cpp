@@ -300,7 +300,8 @@ TEST_P(Invariance, EvaluationInTheMiddleChangesNothing) {
 INSTANTIATE_TEST_SUITE_P(Families,
                          Invariance,
                          ::testing::Values(Family{"Gpt2Tied", small_gpt2},
-                                           Family{"LlamaUntied", small_llama}),
+                                           Family{"LlamaUntied", small_llama},
+                                           Family{"Qwen3", small_qwen3}),
                          family_test_name);
 
 }  // namespace

@@ -200,26 +200,30 @@ def compare_eval(report, headrace, case, run, expected, folder):
     report.equal("eval of the run and of its export are equal", after[0], after[1])
 
 
+LLAMA_FIELDS = [
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "intermediate_size",
+    "max_position_embeddings",
+    "rms_norm_eps",
+]
+FIELDS = {
+    "gpt2": ["n_embd", "n_layer", "n_head", "n_positions", "layer_norm_epsilon"],
+    "llama": [*LLAMA_FIELDS, "head_dim", "attention_bias", "mlp_bias"],
+    "mistral": [*LLAMA_FIELDS, "head_dim", "sliding_window"],
+    "qwen2": [*LLAMA_FIELDS, "use_sliding_window", "sliding_window"],
+    "qwen3": [*LLAMA_FIELDS, "head_dim", "attention_bias", "use_sliding_window", "sliding_window"],
+}
+
+
 def compare_config(report, case, exported):
     """Every field of the export's config.json that the source has says the same."""
     source = json.loads((case / "hf" / "config.json").read_text())
     target = json.loads((exported / "config.json").read_text())
     needed = ["architectures", "model_type", "tie_word_embeddings", "vocab_size"]
-    sizes = {
-        "gpt2": ["n_embd", "n_layer", "n_head", "n_positions", "layer_norm_epsilon"],
-        "llama": [
-            "hidden_size",
-            "num_hidden_layers",
-            "num_attention_heads",
-            "num_key_value_heads",
-            "head_dim",
-            "intermediate_size",
-            "max_position_embeddings",
-            "rms_norm_eps",
-            "attention_bias",
-            "mlp_bias",
-        ],
-    }[source["model_type"]]
+    sizes = FIELDS[source["model_type"]]
     missing = [key for key in needed + sizes if key not in target]
     report.check("config.json of the export names every size", not missing, missing)
     wrong = [
@@ -228,7 +232,7 @@ def compare_config(report, case, exported):
         if key in target and target[key] != source[key]
     ]
     report.check("and says what the source says", not wrong, "\n".join(wrong))
-    if source["model_type"] == "llama":
+    if "rope_parameters" in source:
         theta = source["rope_parameters"]["rope_theta"]
         found = target.get("rope_theta", target.get("rope_parameters", {}).get("rope_theta"))
         report.equal("with the same rope_theta", found, theta)
