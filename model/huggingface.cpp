@@ -295,6 +295,7 @@ Status export_huggingface(const Architecture& architecture,
   HEADRACE_TRY(
       write_file_atomically(request.dir + "/generation_config.json",
                             generation_config_to_json(architecture).dump(kIndentSpaces) + "\n"));
+  HEADRACE_TRY(export_tokenizer(architecture, request.dir));
   Architecture described = architecture;
   // A tokenizer.json goes along, its place on this machine does not.
   if (described.tokenizer != "bytes") {
@@ -304,9 +305,8 @@ Status export_huggingface(const Architecture& architecture,
   if (config.find(kOwnField) == nullptr) {
     config.set(std::string(kOwnField), Json::object());
   }
-  HEADRACE_TRY(
-      write_file_atomically(request.dir + "/config.json", config.dump(kIndentSpaces) + "\n"));
-  return export_tokenizer(architecture, request.dir);
+  // Last: with it the export is whole.
+  return write_file_atomically(request.dir + "/config.json", config.dump(kIndentSpaces) + "\n");
 }
 
 }  // namespace headrace::model

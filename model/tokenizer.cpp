@@ -25,10 +25,14 @@ class ByteTokenizer final : public Tokenizer {
     return {};
   }
 
+  [[nodiscard]] bool has_token(std::int32_t token) const override {
+    return token >= 0 && token < kByteVocab;
+  }
+
   [[nodiscard]] Status decode(std::span<const std::int32_t> tokens,
                               std::string& text) const override {
     for (const std::int32_t token : tokens) {
-      if (token < 0 || token >= kByteVocab) {
+      if (!has_token(token)) {
         return operating_error(fmt::format("tokenizer 'bytes': token {} is not a byte", token))
             .with_hint("the model has a larger vocabulary: it needs its own tokenizer");
       }

@@ -28,6 +28,8 @@ class Tokenizer {
   // Appends the tokens of `text`.
   [[nodiscard]] virtual Status encode(std::string_view text,
                                       std::vector<std::int32_t>& tokens) const = 0;
+  // Whether decode knows it: there may be gaps below vocab().
+  [[nodiscard]] virtual bool has_token(std::int32_t token) const = 0;
   // Appends the bytes of the tokens.
   [[nodiscard]] virtual Status decode(std::span<const std::int32_t> tokens,
                                       std::string& text) const = 0;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <memory>
 #include <numeric>
 #include <utility>
@@ -128,6 +129,19 @@ Result<std::unique_ptr<model::Tokenizer>> tokenizer_for(const std::string& dir,
   return model::make_tokenizer(name);
 }
 
+// Tokens that could not be said: vocabularies are padded, and have gaps. An end need not be said.
+std::vector<std::int32_t> unsaid_tokens(const model::Tokenizer& tokenizer,
+                                        const model::Architecture& architecture) {
+  const std::vector<std::int64_t>& ends = architecture.eos_tokens;
+  std::vector<std::int32_t> unsaid;
+  for (std::int32_t token = 0; token < architecture.vocab; ++token) {
+    if (!tokenizer.has_token(token) && std::find(ends.begin(), ends.end(), token) == ends.end()) {
+      unsaid.push_back(token);
+    }
+  }
+  return unsaid;
+}
+
 // The tokenizer of another model may have more tokens.
 Status check_prompt(const std::vector<std::int32_t>& tokens,
                     const model::Tokenizer& tokenizer,
@@ -197,6 +211,8 @@ Result<Generated> generate(const GenerateRequest& request,
   generated.model = weights->description();
   generated.end = "length";
   const std::vector<std::int64_t>& ends = weights->architecture().eos_tokens;
+  const std::vector<std::int32_t> unsaid = unsaid_tokens(*tokenizer, weights->architecture());
+  std::vector<float> sayable;  // logits of one step
   while (generated.tokens < request.tokens) {
     if (interrupt_requested()) {
       generated.end = "interrupt";
@@ -204,7 +220,11 @@ Result<Generated> generate(const GenerateRequest& request,
     }
     HEADRACE_ASSIGN(const std::span<const float> logits, next_logits(generator, tokens));
     HEADRACE_TRY(check_finite(logits, *weights));
-    const std::int32_t token = sample_token(logits, request.sampler, generated.tokens);
+    sayable.assign(logits.begin(), logits.end());
+    for (const std::int32_t token : unsaid) {
+      sayable[static_cast<std::size_t>(token)] = -std::numeric_limits<float>::infinity();
+    }
+    const std::int32_t token = sample_token(sayable, request.sampler, generated.tokens);
     if (std::find(ends.begin(), ends.end(), token) != ends.end()) {
       generated.end = "eos";
       break;

@@ -231,7 +231,20 @@ Result<std::unique_ptr<TextInput>> TextInput::open(const std::string& path) {
   if (skippable || start.starts_with("\x28\xB5\x2F\xFD")) {
     return std::unique_ptr<TextInput>(std::make_unique<ZstdInput>(std::move(file), path));
   }
+  if (without_packed_suffix(path) != path) {
+    return unreadable(path, "its name says that it is compressed, and its first bytes do not")
+        .with_hint("it may have been cut short as it was fetched; rename it if it is text");
+  }
   return std::unique_ptr<TextInput>(std::make_unique<PlainInput>(std::move(file), path));
+}
+
+std::string_view without_packed_suffix(std::string_view path) {
+  for (const std::string_view packed : {".gz", ".zst", ".zstd"}) {
+    if (path.ends_with(packed)) {
+      return path.substr(0, path.size() - packed.size());
+    }
+  }
+  return path;
 }
 
 }  // namespace headrace::train

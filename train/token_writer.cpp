@@ -36,7 +36,7 @@ bool is_at(int fd, const std::string& path) {
 }  // namespace
 
 TokenWriter::TokenWriter(std::string path, TokenFormat format, int width)
-    : path_(std::move(path)), partial_(path_ + ".partial"), format_(format), width_(width) {}
+    : path_(std::move(path)), partial_(partial_of(path_)), format_(format), width_(width) {}
 
 TokenWriter::~TokenWriter() {
   if (file_) {

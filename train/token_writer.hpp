@@ -31,6 +31,10 @@ class TokenWriter {
                                                                    TokenFormat format,
                                                                    int width);
   ~TokenWriter();
+
+  // Where the file is until it is whole.
+  [[nodiscard]] static std::string partial_of(const std::string& path) { return path + ".partial"; }
+
   TokenWriter(const TokenWriter&) = delete;
   TokenWriter& operator=(const TokenWriter&) = delete;
 

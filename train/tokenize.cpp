@@ -50,12 +50,7 @@ struct Encoded {
 };
 
 bool holds_lines(std::string_view path) {
-  for (const std::string_view packed : {".gz", ".zst", ".zstd"}) {
-    if (path.ends_with(packed)) {
-      path.remove_suffix(packed.size());
-      break;
-    }
-  }
+  path = without_packed_suffix(path);
   return path.ends_with(".jsonl") || path.ends_with(".ndjson") || path.ends_with(".json");
 }
 
@@ -379,11 +374,21 @@ Result<std::vector<std::string>> files_of(const TokenizeRequest& request) {
     HEADRACE_ASSIGN(const std::vector<std::string> found, expand_glob(pattern));
     files.insert(files.end(), found.begin(), found.end());
   }
-  const std::string target = real_path(absolute_path(working_directory(), request.target));
+  const auto place_of = [](const std::string& path) {
+    return real_path(absolute_path(working_directory(), path));
+  };
+  const std::string target = place_of(request.target);
+  const std::string partial = place_of(TokenWriter::partial_of(request.target));
   for (const std::string& file : files) {
-    if (real_path(absolute_path(working_directory(), file)) == target) {
+    const std::string place = place_of(file);
+    if (place == target) {
       return usage_error(fmt::format("'{}' is an input and the target", file))
           .with_hint("name another file with --to");
+    }
+    if (place == partial) {
+      return usage_error(fmt::format("'{}' is an input, and where the target is written", file))
+          .with_why("a run that was killed leaves it")
+          .with_hint("remove it, or name another file with --to");
     }
   }
   return files;
@@ -392,6 +397,11 @@ Result<std::vector<std::string>> files_of(const TokenizeRequest& request) {
 Status check_target(const TokenizeRequest& request) {
   if (is_directory(request.target)) {
     return usage_error(fmt::format("'{}' is a directory", request.target))
+        .with_hint("--to FILE: the token file to make");
+  }
+  if (path_exists(request.target) && !is_regular_file(request.target)) {
+    return usage_error(fmt::format("'{}' is no regular file", request.target))
+        .with_why("the token file would take its place")
         .with_hint("--to FILE: the token file to make");
   }
   if (path_exists(request.target) && !request.overwrite) {

@@ -4,8 +4,9 @@
 // writes in order. A text is cut only where its tokens stay the same (Tokenizer::last_cut); one for
 // which no such place is known is held whole. Invariant: the file does not depend on the number of
 // threads; without such a text, memory does not grow with the input. Thread: main's; it starts
-// oneTBB's. Failure: Result, with file and line; nothing is left behind. An interrupt is an error
-// with exit code 130.
+// oneTBB's. Failure: Result, with file and line; nothing is left behind, but by SIGKILL or a second
+// interrupt the .partial file (TokenWriter), which the next run to that target takes over. An
+// interrupt is an error with exit code 130.
 #pragma once
 
 #include <cstdint>

@@ -12,8 +12,9 @@ bool inside_a_word(std::string_view text, std::size_t begin, std::size_t end) {
          (end < text.size() && is_word(code_point_at(text, end).value));
 }
 
-std::size_t space_before(std::string_view text, std::size_t begin) {
-  while (begin > 0) {
+// Not before `from`, where the text has been dealt with.
+std::size_t space_before(std::string_view text, std::size_t begin, std::size_t from) {
+  while (begin > from) {
     const CodePoint point = code_point_before(text, begin);
     if (!is_white_space(point.value)) {
       break;
@@ -117,7 +118,7 @@ AddedTokenMatcher::Found AddedTokenMatcher::next(std::string_view text,
       at = end - 1;  // what it covers is not looked at again
       continue;
     }
-    return {.begin = flags.lstrip ? std::max(space_before(text, at), from) : at,
+    return {.begin = flags.lstrip ? space_before(text, at, from) : at,
             .end = flags.rstrip ? space_behind(text, end) : end,
             .id = flags.id};
   }

@@ -29,14 +29,12 @@ class Translator {
     return at_ + ahead < pattern_.size() ? pattern_[at_ + ahead] : '\0';
   }
 
-  void copy(std::size_t count) {
-    out_ += pattern_.substr(at_, count);
-    at_ += count;
-  }
+  void copy(std::size_t count) { replace(count, pattern_.substr(at_, count)); }
 
   void replace(std::size_t count, std::string_view with) {
     out_ += with;
     at_ += count;
+    branch_begins_ = false;
   }
 
   [[nodiscard]] Error refusal(std::string_view what) const {
@@ -68,9 +66,12 @@ class Translator {
       case '$':
         return refusal("an anchor");
       default:
-        copy(1);
-        return {};
+        break;
     }
+    const bool alternative = pattern_[at_] == '|';
+    copy(1);
+    branch_begins_ = alternative;
+    return {};
   }
 
   Status group() {
@@ -79,12 +80,18 @@ class Translator {
     }
     if (peek(1) != '?') {
       copy(1);
+      branch_begins_ = true;
       return {};
+    }
+    // a(?i)b|c is a(?i:b|c) to Oniguruma, and a(?i:b)|(?i:c) to PCRE2.
+    if (pattern_.substr(at_).starts_with("(?i)") && !branch_begins_) {
+      return refusal("'(?i)' inside a branch");
     }
     for (const std::string_view known :
          {"(?:", "(?=", "(?!", "(?>", "(?<=", "(?<!", "(?i:", "(?i)", "(?-i:"}) {
       if (pattern_.substr(at_).starts_with(known)) {
         copy(known.size());
+        branch_begins_ = true;
         return {};
       }
     }
@@ -92,13 +99,16 @@ class Translator {
   }
 
   // Oniguruma reads {,n} as {0,n}, PCRE2 as text; a + after it repeats in one and is possessive in
-  // the other.
+  // the other; a ? after {n} makes all of it optional in one, and nothing in the other.
   Status interval() {
     const std::size_t end = pattern_.find('}', at_);
     const bool counts = end != std::string_view::npos && end > at_ + 1 &&
                         pattern_.substr(at_ + 1, end - at_ - 1).find_first_not_of("0123456789,") ==
                             std::string_view::npos;
-    if (!counts || peek(1) == ',' || (end + 1 < pattern_.size() && pattern_[end + 1] == '+')) {
+    const char behind = counts && end + 1 < pattern_.size() ? pattern_[end + 1] : '\0';
+    const bool exact =
+        counts && pattern_.substr(at_, end - at_).find(',') == std::string_view::npos;
+    if (!counts || peek(1) == ',' || behind == '+' || (exact && behind == '?')) {
       return refusal("'{'");
     }
     copy(end - at_ + 1);
@@ -193,6 +203,7 @@ class Translator {
   std::string_view pattern_;
   std::size_t at_ = 0;
   bool in_class_ = false;
+  bool branch_begins_ = true;  // of an alternation, here
   std::string out_;
 };
 

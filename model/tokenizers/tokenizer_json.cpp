@@ -83,12 +83,14 @@ class BpeTokenizer final : public Tokenizer {
     return status;
   }
 
+  [[nodiscard]] bool has_token(std::int32_t token) const override {
+    return bytes_of(token) != nullptr;
+  }
+
   [[nodiscard]] Status decode(std::span<const std::int32_t> tokens,
                               std::string& text) const override {
     for (const std::int32_t token : tokens) {
-      const auto added = added_by_id_.find(token);
-      const std::string* bytes =
-          added != added_by_id_.end() ? &added->second : parts_.bpe.bytes_of(token);
+      const std::string* bytes = bytes_of(token);
       if (bytes == nullptr) {
         return operating_error(fmt::format("tokenizer '{}': no token has the id {}", name_, token))
             .with_hint("the tokens were made with another tokenizer");
@@ -116,6 +118,12 @@ class BpeTokenizer final : public Tokenizer {
   }
 
  private:
+  // Null: there is no such token.
+  [[nodiscard]] const std::string* bytes_of(std::int32_t token) const {
+    const auto added = added_by_id_.find(token);
+    return added != added_by_id_.end() ? &added->second : parts_.bpe.bytes_of(token);
+  }
+
   // An added token that white space is part of, or that takes what stands beside it, may lie
   // across.
   [[nodiscard]] CutRule safe_cut_rule() const {

@@ -327,10 +327,13 @@ TEST(Tokenizer, WhatWouldGiveOtherTokensIsRefusedByItsField) {
 
 TEST(Tokenizer, PatternsThatTheDialectsReadDifferentlyAreRefused) {
   for (const char* pattern :
-       {"^a",           "a$",  "a{1,2}+", "a{,2}", "[a[b]]", "[a&&b]",  "[]a]",
-        "\\h",          "\\b", "\\1",     "\\xE9", "(?x)a",  "(*FAIL)", "(?<name>a)",
-        "\\p{Nowhere}", "(",   "\\pL",    "\\",    "[\\W]",  "\\x{",    "\\p{"}) {
+       {"^a",   "a$",  "a{1,2}+", "a{,2}", "[a[b]]",  "[a&&b]",     "[]a]",         "\\h",
+        "\\b",  "\\1", "\\xE9",   "(?x)a", "(*FAIL)", "(?<name>a)", "\\p{Nowhere}", "(",
+        "\\pL", "\\",  "[\\W]",   "\\x{",  "\\p{",    "a(?i)b|c",   "\\|(?i)b",     "a{2}?"}) {
     EXPECT_FALSE(Regex::compile(pattern)) << pattern;
+  }
+  for (const char* pattern : {"(?i)a|b", "((?i)a|b)c", "(?:a|(?i)b)", "a{2,3}?", "a{2}"}) {
+    EXPECT_TRUE(Regex::compile(pattern)) << pattern;
   }
   EXPECT_EQ(*pcre2_pattern_of("[^\\s\\p{Han}]\\x0A\\u00e9"),
             "[^\\p{White_Space}\\p{sc:Han}]\\x{0A}\\x{00e9}");
@@ -352,7 +355,10 @@ TEST(Tokenizer, NamesMeanBytesFilesAndDirectories) {
 TEST(Tokenizer, AnIdOutsideTheVocabularyIsAnError) {
   const auto tokenizer = tokenizer_of("gpt2");
   std::string text;
+  EXPECT_TRUE(tokenizer->has_token(0));
+  EXPECT_TRUE(tokenizer->has_token(619));
   for (const std::int32_t token : {-1, 620, 1 << 30}) {
+    EXPECT_FALSE(tokenizer->has_token(token));
     EXPECT_FALSE(tokenizer->decode({&token, 1}, text));
   }
 }

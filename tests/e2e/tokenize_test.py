@@ -170,6 +170,9 @@ def check_errors(report, world):
         "damaged gzip": (CORRUPT, [world.write("bad.gz", bytes(bad))], "bad.gz"),
         "zstd that ends early": (CORRUPT, [world.write("cut.zst", zstd_frame(b"ab" * 9)[:-5])],
                                  "cut.zst"),
+        "a packed name without packed bytes": (CORRUPT, [world.write("n.txt.gz", "text")],
+                                               "n.txt.gz"),
+        "an empty packed file": (CORRUPT, [world.write("n.zst", "")], "n.zst"),
         "xz": (USAGE, [world.write("a.xz", b"\xfd7zXZ\0\0")], "xz"),
         "no such file": (OPERATING, [world.folder / "nowhere.txt"], "nowhere.txt"),
         "the target among the inputs": (USAGE, [target], "input"),
@@ -186,6 +189,14 @@ def check_errors(report, world):
                      outcome.code == code and named in outcome.err and not outcome.out, outcome)
         report.equal(f"{name}: nothing changes",
                      harness.changes(before, harness.fingerprint(world.folder)), "")
+    left = world.write("kept.bin.partial", "what a killed run left of the target")
+    outcome = world.run("--to", target, "--overwrite", good, left)
+    report.check("what a killed run left is no input",
+                 outcome.code == USAGE and left.name in outcome.err and left.exists(), outcome)
+    outcome = world.headrace.run("tokenize", "--tokenizer", "bytes", "--to", "/dev/null",
+                                 "--overwrite", good)
+    report.check("a device is not replaced",
+                 outcome.code == USAGE and "no regular file" in outcome.err, outcome)
     with open(f"{target}.partial", "wb") as held:
         fcntl.flock(held, fcntl.LOCK_EX)
         outcome = world.run("--to", target, "--overwrite", good)
