@@ -381,8 +381,8 @@ Result<StepResult> ExecutorImpl::step(const StepInputs& inputs) {
   result.kind = next_step();
   result.applied_held_update = held;
   const plan::Program& program = program_of(result.kind);
-  const bool speculates =
-      &program == &plan_.compute_held_speculating || &program == &plan_.compute_rest_speculating;
+  const bool speculates = plan_.update == plan::Update::kSpeculative &&
+                          (result.kind == StepKind::kSteady || result.kind == StepKind::kRecovered);
   if (speculates) {
     prepare_speculation(inputs);
   }

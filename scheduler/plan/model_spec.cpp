@@ -67,6 +67,18 @@ bool frozen_at(const UnitSpec& unit, std::int64_t element) {
 
 }  // namespace
 
+bool same_layout(const UnitSpec& a, const UnitSpec& b) {
+  return a.elements == b.elements && std::equal(a.tensors.begin(),
+                                                a.tensors.end(),
+                                                b.tensors.begin(),
+                                                b.tensors.end(),
+                                                [](const TensorSpec& x, const TensorSpec& y) {
+                                                  return x.offset == y.offset &&
+                                                         x.elements == y.elements &&
+                                                         x.frozen == y.frozen;
+                                                });
+}
+
 std::int64_t ModelSpec::parameters() const {
   std::int64_t total = 0;
   for (const UnitSpec& unit : units) {

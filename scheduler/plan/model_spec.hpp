@@ -62,6 +62,10 @@ struct UnitSpec {
   UnitCost cost;
 };
 
+// Tensors of the same sizes at the same offsets, the same of them frozen: tiles and their work are
+// alike.
+[[nodiscard]] bool same_layout(const UnitSpec& a, const UnitSpec& b);
+
 // A table whose rows the embedding looks up: x[n] = sum over tables of table[index(n)].
 struct RowTable {
   enum class Index : std::uint8_t { kToken, kPosition };

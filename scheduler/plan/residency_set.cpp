@@ -10,16 +10,8 @@
 namespace headrace::plan {
 
 bool alike(const UnitSpec& a, const UnitSpec& b) {
-  return a.kind == UnitKind::kBlock && b.kind == UnitKind::kBlock && a.elements == b.elements &&
-         a.cost.saved_bytes == b.cost.saved_bytes &&
-         std::equal(a.tensors.begin(),
-                    a.tensors.end(),
-                    b.tensors.begin(),
-                    b.tensors.end(),
-                    [](const TensorSpec& x, const TensorSpec& y) {
-                      return x.offset == y.offset && x.elements == y.elements &&
-                             x.frozen == y.frozen;
-                    });
+  return a.kind == UnitKind::kBlock && b.kind == UnitKind::kBlock &&
+         a.cost.saved_bytes == b.cost.saved_bytes && same_layout(a, b);
 }
 
 namespace {
