@@ -311,7 +311,8 @@ constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::batch, &BatchSection::traversal>(
         {.name = "batch.traversal",
          .kind = Kind::kText,
-         .doc = "every micro-batch through a unit before the next unit, or one after the other",
+         .doc = "every micro-batch through a unit before the next unit, or one after the other; "
+                "auto: also groups",
          .may_be_auto = true,
          .choices = "layer-major|batch-major"}),
 

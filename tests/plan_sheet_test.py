@@ -91,7 +91,7 @@ def sheet(plan, batch):
     homes = plan["units"]
     rows = batch["micro_batch"] * batch["seq_len"]
     # Micro-batches whose activations are alive together.
-    alive = batch["accumulate"] if plan["traversal"] == "layer-major" else 1
+    alive = plan["group_size"]
     activation = 4 * rows * HIDDEN
     kept = 4 * rows * (HIDDEN * 2 + HEADS * HEAD_DIM + 2 * KV_HEADS * HEAD_DIM + 2 * FFN + HEADS)
 
@@ -106,7 +106,7 @@ def sheet(plan, batch):
     levels = plan["lookahead"] + 2 if plan["offload_inputs"] else LAYERS + 1
     offloaded = (LAYERS - levels) * alive if plan["offload_inputs"] else 0
     # Gradients that the host adds to stay floats.
-    held = 4 if plan["traversal"] == "batch-major" and batch["accumulate"] > 1 else 2
+    held = 4 if plan["group_size"] < batch["accumulate"] else 2
     shared = plan["kept_blocks"] < LAYERS  # a buffer for what is recomputed
     turns_around = shared and alive == 1 and plan["kept_blocks"] > 0  # the last block's lies there
     saved = kept * (plan["kept_blocks"] * alive - turns_around + shared)

@@ -58,12 +58,11 @@ std::optional<plan::Home> place_of(const RunConfig& config) {
                                          : plan::Home::kNvme;
 }
 
-std::optional<plan::Traversal> traversal_of(const RunConfig& config) {
+std::optional<int> group_size_of(const RunConfig& config) {
   if (!config.batch.traversal) {
     return std::nullopt;
   }
-  return *config.batch.traversal == "layer-major" ? plan::Traversal::kLayerMajor
-                                                  : plan::Traversal::kBatchMajor;
+  return *config.batch.traversal == "layer-major" ? plan::kLayerMajor : plan::kBatchMajor;
 }
 
 Result<std::optional<plan::Update>> update_of(const RunConfig& config, const PlanRequest& request) {
@@ -363,7 +362,7 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   settings.stored_bytes = [](std::uint64_t payload_bytes) {
     return payload_bytes + tiers::nvme::format::header_bytes(payload_bytes);
   };
-  settings.traversal = traversal_of(config);
+  settings.group_size = group_size_of(config);
   HEADRACE_ASSIGN(settings.update, update_of(config, request));
   settings.grad = config.precision.grad.value_or("fp32") == "bf16" ? Dtype::kBf16 : Dtype::kF32;
   settings.h2d_cap = config.tiers.links.h2d;

@@ -151,7 +151,7 @@ class Searcher {
     candidate.micro_batch = variant.config.batch.micro_batch;
     candidate.accumulate = variant.config.batch.accumulate;
     candidate.state = variant.config.optim.state;
-    candidate.traversal = plan.traversal;
+    candidate.group_size = plan.group_size;
     candidate.kept_blocks = plan.kept_blocks;
     candidate.host_bytes = plan.host_arena_bytes;
     candidate.device_bytes = plan.device_arena_bytes;
@@ -284,7 +284,7 @@ std::string format_search(const PlanSearch& search) {
                         fmt::format("{}/{}", one.units_on_nvme, one.units),
                         fmt::format("{} x {}", one.micro_batch, one.accumulate),
                         one.state,
-                        plan::traversal_name(one.traversal),
+                        plan::traversal_name(one.group_size, one.accumulate),
                         one.sets.empty()      ? "as set"
                         : one.changes_numbers ? "others"
                                               : "the same");
@@ -318,7 +318,7 @@ Json search_to_json(const PlanSearch& search) {
     entry.set("micro_batch", one.micro_batch);
     entry.set("accumulate", one.accumulate);
     entry.set("state", one.state);
-    entry.set("traversal", plan::traversal_name(one.traversal));
+    entry.set("traversal", plan::traversal_name(one.group_size, one.accumulate));
     entry.set("kept_blocks", one.kept_blocks);
     entry.set("host_bytes", one.host_bytes);
     entry.set("device_bytes", one.device_bytes);

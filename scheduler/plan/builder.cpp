@@ -101,16 +101,31 @@ Program Builder::take() {
 // ---- the parts of a step ----
 
 std::vector<Builder::Group> Builder::groups() const {
-  const auto count = static_cast<int>(in_.model.accumulate);
-  if (in_.plan.traversal == Traversal::kLayerMajor) {
-    return {{.first = 0, .count = count, .last = true}};
+  return cut({.first = 0, .count = static_cast<int>(in_.model.accumulate), .last = true},
+             in_.plan.group_size);
+}
+
+std::vector<Builder::Group> Builder::cut(const Group& whole, int size) {
+  std::vector<Group> parts;
+  for (int k = 0; k < whole.count; k += size) {
+    const int count = std::min(size, whole.count - k);
+    parts.push_back(
+        {.first = whole.first + k, .count = count, .last = whole.last && k + count == whole.count});
   }
-  std::vector<Group> groups;
-  groups.reserve(static_cast<std::size_t>(count));
-  for (int k = 0; k < count; ++k) {
-    groups.push_back({.first = k, .count = 1, .last = k + 1 == count});
-  }
-  return groups;
+  return parts;
+}
+
+// Gradients are added one micro-batch after the other, whoever adds them. Where the kernels add to
+// the sum of the whole step, or the group is the step, they add; else the host does, to what
+// earlier groups have left there, and each micro-batch's comes to it by itself.
+std::vector<Builder::Group> Builder::summed_together(const Group& group, int unit) const {
+  const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
+  const bool by_host = host_adds() && !gradient_is_direct(in_.plan, plan);
+  return cut(group, by_host ? 1 : group.count);
+}
+
+bool Builder::host_adds() const {
+  return groups_of(in_.model.accumulate, in_.plan.group_size) > 1;
 }
 
 void Builder::gather() {
@@ -254,24 +269,26 @@ void Builder::head_gradients(const Group& group) {
     const PieceSpec& piece = in_.model.units[static_cast<std::size_t>(rows.unit)]
                                  .pieces[static_cast<std::size_t>(rows.piece)];
     const Weights weights = ensure(rows.unit, rows.piece);
-    const GradientTarget target = gradient_target(rows.unit, piece);
-    for (int k = group.first; k < group.first + group.count; ++k) {
-      Instruction gradient = make(
-          InstructionKind::kHeadGradient, QueueKind::kCompute, rows.unit, static_cast<int>(r), k);
-      const Range dx = whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))]);
-      gradient.first = target.direct ? k == 0 : k == group.first;
-      gradient.accesses = {
-          read(weights.range, weights.content),
-          read(slice(in_.plan.targets_device, k * in_.model.rows(), in_.model.rows(), 4)),
-          update(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
-          r == 0 ? write(dx) : update(dx),
-          target.present ? update(target.range) : Access{},
-          update(whole(in_.layout.workspace))};
-      emit(std::move(gradient));
+    for (const Group& part : summed_together(group, rows.unit)) {
+      const GradientTarget target = gradient_target(rows.unit, piece);
+      for (int k = part.first; k < part.first + part.count; ++k) {
+        Instruction gradient = make(
+            InstructionKind::kHeadGradient, QueueKind::kCompute, rows.unit, static_cast<int>(r), k);
+        const Range dx = whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))]);
+        gradient.first = target.direct ? k == 0 : k == part.first;
+        gradient.accesses = {
+            read(weights.range, weights.content),
+            read(slice(in_.plan.targets_device, k * in_.model.rows(), in_.model.rows(), 4)),
+            update(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
+            r == 0 ? write(dx) : update(dx),
+            target.present ? update(target.range) : Access{},
+            update(whole(in_.layout.workspace))};
+        emit(std::move(gradient));
+      }
+      // A tied matrix is collected once the embedding's row sums have been added.
+      speculate_collected();
+      gradient_out(rows.unit, rows.piece, target, part, !in_.model.tied);
     }
-    // A tied matrix is collected once the embedding's row sums have been added.
-    speculate_collected();
-    gradient_out(rows.unit, rows.piece, target, group, !in_.model.tied);
   }
 }
 
@@ -281,21 +298,23 @@ void Builder::head_norm_gradient(const Group& group) {
       in_.model.units.back().pieces[static_cast<std::size_t>(in_.model.head.norm_piece)];
   const std::size_t blocks = in_.model.units.size() - 2;
   const Weights norm = ensure(unit, in_.model.head.norm_piece);
-  const GradientTarget target = gradient_target(unit, piece);
-  for (int k = group.first; k < group.first + group.count; ++k) {
-    Instruction end =
-        make(InstructionKind::kHeadEnd, QueueKind::kCompute, unit, in_.model.head.norm_piece, k);
-    end.first = target.direct ? k == 0 : k == group.first;
-    end.accesses = {read(norm.range, norm.content),
-                    read(activation(blocks, k)),
-                    read(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
-                    update(whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))])),
-                    target.present ? update(target.range) : Access{},
-                    update(whole(in_.layout.workspace))};
-    emit(std::move(end));
+  for (const Group& part : summed_together(group, unit)) {
+    const GradientTarget target = gradient_target(unit, piece);
+    for (int k = part.first; k < part.first + part.count; ++k) {
+      Instruction end =
+          make(InstructionKind::kHeadEnd, QueueKind::kCompute, unit, in_.model.head.norm_piece, k);
+      end.first = target.direct ? k == 0 : k == part.first;
+      end.accesses = {read(norm.range, norm.content),
+                      read(activation(blocks, k)),
+                      read(whole(in_.layout.head_state[static_cast<std::size_t>(slot_of(k))])),
+                      update(whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))])),
+                      target.present ? update(target.range) : Access{},
+                      update(whole(in_.layout.workspace))};
+      emit(std::move(end));
+    }
+    speculate_collected();
+    gradient_out(unit, in_.model.head.norm_piece, target, part, true);
   }
-  speculate_collected();
-  gradient_out(unit, in_.model.head.norm_piece, target, group, true);
 }
 
 void Builder::logits() {
@@ -322,31 +341,43 @@ void Builder::backward_blocks(const Group& group) {
     const int unit = static_cast<int>(b) + 1;
     const PieceSpec& piece = in_.model.units[b + 1].pieces.front();
     const Weights weights = ensure(unit, 0);
-    const GradientTarget target = gradient_target(unit, piece);
     // As far ahead as weights are: its place was that of what the block before this one has made
     // again, or of the model's output.
     if (const auto ahead = static_cast<std::size_t>(in_.plan.lookahead); b >= ahead) {
       copy_offloaded(group, b - ahead, QueueKind::kH2d);
     }
-    for (int k = group.first; k < group.first + group.count; ++k) {
-      Instruction backward = make(InstructionKind::kBackward, QueueKind::kCompute, unit, 0, k);
-      backward.first = target.direct ? k == 0 : k == group.first;
-      backward.recompute = is_recomputed(in_.plan, unit);
-      backward.accesses = {
-          read(weights.range, weights.content),
-          read(activation(b, k)),
-          saved(b, k, backward.recompute ? AccessMode::kWrite : AccessMode::kRead),
-          update(whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(k))])),
-          target.present ? update(target.range) : Access{},
-          update(whole(in_.layout.workspace)),
-          // Recompute writes its output where forward wrote it: the same values, or with offloaded
-          // inputs where nothing else is meanwhile.
-          backward.recompute ? write(activation(b + 1, k)) : Access{}};
-      emit(std::move(backward));
+    for (const Group& part : summed_together(group, unit)) {
+      const GradientTarget target = gradient_target(unit, piece);
+      for (int k = part.first; k < part.first + part.count; ++k) {
+        backward(b, k, weights, target, target.direct ? k == 0 : k == part.first);
+      }
+      speculate_collected();
+      gradient_out(unit, 0, target, part, true);
     }
-    speculate_collected();
-    gradient_out(unit, 0, target, group, true);
   }
+}
+
+void Builder::backward(std::size_t block,
+                       int micro_batch,
+                       const Weights& weights,
+                       const GradientTarget& target,
+                       bool first) {
+  const int unit = static_cast<int>(block) + 1;
+  Instruction backward =
+      make(InstructionKind::kBackward, QueueKind::kCompute, unit, 0, micro_batch);
+  backward.first = first;
+  backward.recompute = is_recomputed(in_.plan, unit);
+  backward.accesses = {
+      read(weights.range, weights.content),
+      read(activation(block, micro_batch)),
+      saved(block, micro_batch, backward.recompute ? AccessMode::kWrite : AccessMode::kRead),
+      update(whole(in_.layout.gradients[static_cast<std::size_t>(slot_of(micro_batch))])),
+      target.present ? update(target.range) : Access{},
+      update(whole(in_.layout.workspace)),
+      // Recompute writes its output where forward wrote it: the same values, or with offloaded
+      // inputs where nothing else is meanwhile.
+      backward.recompute ? write(activation(block + 1, micro_batch)) : Access{}};
+  emit(std::move(backward));
 }
 
 void Builder::scatter(const Group& group) {
@@ -450,7 +481,7 @@ Builder::Range Builder::slice(int buffer,
 }
 
 int Builder::slot_of(int micro_batch) const {
-  return in_.plan.traversal == Traversal::kLayerMajor ? micro_batch : 0;
+  return micro_batch % in_.plan.group_size;
 }
 
 Builder::Range Builder::activation(std::size_t block, int micro_batch) const {

@@ -86,6 +86,9 @@ class Builder {
   [[nodiscard]] int slot_of(int micro_batch) const;
   [[nodiscard]] Access saved(std::size_t block, int micro_batch, AccessMode mode) const;
   [[nodiscard]] std::vector<Group> groups() const;
+  [[nodiscard]] static std::vector<Group> cut(const Group& whole, int size);
+  [[nodiscard]] std::vector<Group> summed_together(const Group& group, int unit) const;
+  [[nodiscard]] bool host_adds() const;
 
   // Weights.
   struct Weights {
@@ -159,6 +162,11 @@ class Builder {
   };
 
   GradientTarget gradient_target(int unit, const PieceSpec& piece);
+  void backward(std::size_t block,
+                int micro_batch,
+                const Weights& weights,
+                const GradientTarget& target,
+                bool first);
   void gradient_out(
       int unit, int piece_index, const GradientTarget& target, const Group& group, bool collect);
   void collect(int unit, const TileSpec& tile, int tile_index, const Range& source);

@@ -400,7 +400,6 @@ void Builder::gradient_out(
   const UnitPlan& plan = in_.plan.units[static_cast<std::size_t>(unit)];
   const PieceSpec& piece =
       in_.model.units[static_cast<std::size_t>(unit)].pieces[static_cast<std::size_t>(piece_index)];
-  const bool host_adds = in_.plan.traversal == Traversal::kBatchMajor && in_.model.accumulate > 1;
   const bool copied = in_.plan.separate_device && !target.direct && plan.home != Home::kDevice;
   for (const int t : tiles_of(unit, piece)) {
     const TileSpec& tile = plan.tiles[static_cast<std::size_t>(t)];
@@ -412,7 +411,7 @@ void Builder::gradient_out(
         .offset = target.range.offset + static_cast<std::size_t>(tile.begin - piece.begin) * 4,
         .bytes = static_cast<std::size_t>(tile.elements) * 4};
     if (copied) {
-      const bool lands_held = plan.gradient_storage == Dtype::kF32 && !host_adds;
+      const bool lands_held = plan.gradient_storage == Dtype::kF32 && !host_adds();
       const Range landing =
           lands_held ? held(unit, tile.begin, tile.elements)
                      : slice(in_.layout.landing[next_landing_++ % in_.layout.landing.size()],
@@ -424,7 +423,7 @@ void Builder::gradient_out(
       emit(std::move(copy));
       source = landing;
     }
-    if (host_adds && !target.direct) {
+    if (host_adds() && !target.direct) {
       Instruction add = make(InstructionKind::kAccumulate,
                              plan.home == Home::kDevice ? QueueKind::kCompute : QueueKind::kHost,
                              unit,

@@ -28,7 +28,7 @@ struct UnitChoice {
 };
 
 struct Choices {
-  Traversal traversal = Traversal::kLayerMajor;
+  int group_size = 1;
   Update update = Update::kHeld;
   int lookahead = 1;
   int staging_slots = 4;  // tiles on their way between store, optimizer and device

@@ -63,7 +63,7 @@ class Estimate {
 
   // How often weights pass by in each direction of a step.
   [[nodiscard]] double passes() const {
-    return plan_.traversal == Traversal::kBatchMajor ? micro_batches() : 1;
+    return static_cast<double>(groups_of(model_.accumulate, plan_.group_size));
   }
 
   [[nodiscard]] double rate(InstructionKind kind, QueueKind queue) const {
@@ -125,9 +125,11 @@ class Estimate {
     }
     if (plan_.separate_device && on_device) {
       const double crossing = unit.pinned ? 1 : passes();
+      const double gradients = passes() > 1 ? micro_batches() : 1;
       forward_.h2d += (unit.home == Home::kDevice ? 0 : crossing) * param / h2d_;
       backward_.h2d += training && !unit.pinned ? passes() * param / h2d_ : 0;
-      backward_.d2h += training && unit.home != Home::kDevice ? passes() * 4 * trainable / d2h_ : 0;
+      backward_.d2h +=
+          training && unit.home != Home::kDevice ? gradients * 4 * trainable / d2h_ : 0;
     }
   }
 

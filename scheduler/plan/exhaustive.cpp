@@ -33,7 +33,7 @@ std::vector<int> staging_ladder(const Choices& choices) {
 }
 
 bool same_frame(const Choices& a, const Choices& b) {
-  return a.traversal == b.traversal && a.update == b.update && a.lookahead == b.lookahead &&
+  return a.group_size == b.group_size && a.update == b.update && a.lookahead == b.lookahead &&
          a.staging_slots == b.staging_slots && a.kept_blocks == b.kept_blocks &&
          a.offload_inputs == b.offload_inputs && a.tile_elements == b.tile_elements;
 }
@@ -45,7 +45,7 @@ std::vector<Choices> all_choices(const ModelSpec& model, const PlanSettings& set
   for (const Choices& choices : given) {
     int least = choices.kept_blocks;
     for (const Choices& other : given) {
-      least = other.traversal == choices.traversal ? std::min(least, other.kept_blocks) : least;
+      least = other.group_size == choices.group_size ? std::min(least, other.kept_blocks) : least;
     }
     if (lean && choices.kept_blocks > least) {
       continue;
@@ -74,7 +74,7 @@ struct Family {
 };
 
 bool same_family(const Choices& a, const Choices& b) {
-  return a.traversal == b.traversal && a.update == b.update && a.tile_elements == b.tile_elements;
+  return a.group_size == b.group_size && a.update == b.update && a.tile_elements == b.tile_elements;
 }
 
 // `measure`: choices -> demands.

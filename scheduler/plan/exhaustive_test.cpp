@@ -21,12 +21,6 @@
 namespace headrace::plan {
 namespace {
 
-#if defined(HEADRACE_SANITIZED)
-constexpr int kPart = 20;
-#else
-constexpr int kPart = 1;
-#endif
-
 struct Tried {
   double seconds = 0, bytes = 0;
 };
@@ -204,11 +198,12 @@ TEST(Exhaustive, MemoryOfUnitsAddsUpAndNoStepIsFasterThanItsBound) {
 
 // What a run that goes on must find again: its store has the tiles of the plan that it began with.
 std::string summary_of(const Plan& plan) {
-  std::string text =
-      std::string(traversal_name(plan.traversal)) + " lookahead " + std::to_string(plan.lookahead) +
-      " kept " + std::to_string(plan.kept_blocks) + " slots " + std::to_string(plan.staging_slots) +
-      " offloaded " + std::to_string(static_cast<int>(plan.offload_inputs)) + " arenas " +
-      std::to_string(plan.host_arena_bytes) + " " + std::to_string(plan.device_arena_bytes);
+  std::string text = "groups of " + std::to_string(plan.group_size) + " lookahead " +
+                     std::to_string(plan.lookahead) + " kept " + std::to_string(plan.kept_blocks) +
+                     " slots " + std::to_string(plan.staging_slots) + " offloaded " +
+                     std::to_string(static_cast<int>(plan.offload_inputs)) + " arenas " +
+                     std::to_string(plan.host_arena_bytes) + " " +
+                     std::to_string(plan.device_arena_bytes);
   for (const UnitPlan& unit : plan.units) {
     text += std::string(" ") + home_name(unit.home) + (unit.master >= 0 ? " master" : "") +
             (unit.pinned ? " pinned" : "");

@@ -96,11 +96,10 @@ bool trainable(const UnitPlan& unit) {
       unit.tiles.begin(), unit.tiles.end(), [](const TileSpec& tile) { return !tile.frozen; });
 }
 
-// fp32 while the host still adds to it: several micro-batches in batch-major order, or the two
+// fp32 while the host still adds to it: several groups of micro-batches, or the two
 // accumulators of a tied matrix.
 Dtype gradient_storage(const Context& context, std::size_t unit) {
-  const bool host_adds =
-      context.choices.traversal == Traversal::kBatchMajor && context.model.accumulate > 1;
+  const bool host_adds = groups_of(context.model.accumulate, context.choices.group_size) > 1;
   const bool tied_matrix = unit == 0 && context.model.tied;
   return context.settings.grad == Dtype::kBf16 && !host_adds && !tied_matrix ? Dtype::kBf16
                                                                              : Dtype::kF32;
@@ -523,7 +522,7 @@ Layout lay_out_memory(const ModelSpec& model,
                       const Choices& choices,
                       Plan& plan) {
   Layout layout;
-  plan.traversal = choices.traversal;
+  plan.group_size = choices.group_size;
   plan.update = choices.update;
   plan.lookahead = choices.lookahead;
   plan.tile_elements = choices.tile_elements;
@@ -551,9 +550,7 @@ Layout lay_out_memory(const ModelSpec& model,
                   .layout = layout,
                   .memory = Memory(plan, settings.separate_device),
                   .training = settings.purpose == Purpose::kTrain,
-                  .slots = choices.traversal == Traversal::kLayerMajor
-                               ? static_cast<int>(model.accumulate)
-                               : 1};
+                  .slots = choices.group_size};
   for (std::size_t u = 0; u < model.units.size(); ++u) {
     place_unit(context, u);
     UnitPlan& unit = plan.units[u];

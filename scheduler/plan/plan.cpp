@@ -26,8 +26,11 @@ const char* home_name(Home home) {
   return home == Home::kDevice ? "device" : home == Home::kHost ? "host" : "nvme";
 }
 
-const char* traversal_name(Traversal traversal) {
-  return traversal == Traversal::kLayerMajor ? "layer-major" : "batch-major";
+std::string traversal_name(int group_size, std::int64_t accumulate) {
+  if (group_size >= accumulate) {
+    return "layer-major";
+  }
+  return group_size == kBatchMajor ? "batch-major" : fmt::format("layer-major by {}", group_size);
 }
 
 const char* update_name(Update update) {

@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <map>
 #include <optional>
 #include <string>
@@ -27,13 +28,24 @@ enum class Home : std::uint8_t {
   kHost,
   kNvme
 };  // where a unit's master weights and state live
-enum class Traversal : std::uint8_t { kLayerMajor, kBatchMajor };
 enum class Update : std::uint8_t { kHeld, kAfterBackward, kSpeculative };
 enum class Purpose : std::uint8_t { kTrain, kEvaluate, kGenerate };
 
 [[nodiscard]] const char* home_name(Home home);
-[[nodiscard]] const char* traversal_name(Traversal traversal);
 [[nodiscard]] const char* update_name(Update update);
+
+// Micro-batches that go through a unit before the next unit: one is batch-major, all of them (or
+// more) layer-major, and in between blocks of layer-major follow one another.
+inline constexpr int kBatchMajor = 1;
+inline constexpr int kLayerMajor = std::numeric_limits<int>::max();
+
+// How often weights pass by in each direction of a step.
+[[nodiscard]] constexpr std::int64_t groups_of(std::int64_t accumulate, int group_size) {
+  return (accumulate + group_size - 1) / group_size;
+}
+
+// "layer-major", "batch-major", "layer-major by 4".
+[[nodiscard]] std::string traversal_name(int group_size, std::int64_t accumulate);
 
 // Empty optionals are "auto": the planner chooses.
 struct PlanSettings {
@@ -51,7 +63,7 @@ struct PlanSettings {
   std::optional<Home> place;
   std::optional<int> lookahead;               // pieces beyond the one in use
   std::optional<std::int64_t> tile_elements;  // a multiple of kBlockElements
-  std::optional<Traversal> traversal;
+  std::optional<int> group_size;              // kBatchMajor ... kLayerMajor
   std::optional<Update> update;
   Dtype grad = Dtype::kF32;
   StateFormat format;  // of a training run; the other purposes keep floats
@@ -116,7 +128,7 @@ struct Prediction {
 
 struct Plan {
   // Resolved choices.
-  Traversal traversal = Traversal::kLayerMajor;
+  int group_size = 1;  // micro-batches that go through a unit together, of ModelSpec::accumulate
   Update update = Update::kHeld;
   int lookahead = 1;
   std::int64_t tile_elements = 0;

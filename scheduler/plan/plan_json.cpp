@@ -120,7 +120,8 @@ Json plan_to_json(const Plan& plan,
   json.set("fits", true);
   json.set("parameters", model.parameters());
   json.set("trainable_parameters", model.trainable_parameters());
-  json.set("traversal", traversal_name(plan.traversal));
+  json.set("traversal", traversal_name(plan.group_size, model.accumulate));
+  json.set("group_size", plan.group_size);
   json.set("update", update_name(plan.update));
   json.set("lookahead", plan.lookahead);
   json.set("tile_elements", plan.tile_elements);

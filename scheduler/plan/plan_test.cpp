@@ -156,7 +156,7 @@ TEST(Plan, HeldUpdatesEachTrainableTileOnceBeforeItsFirstUse) {
   PlanSettings settings = roomy();
   settings.place = Home::kNvme;
   settings.tile_elements = kBlockElements;
-  settings.traversal = Traversal::kBatchMajor;
+  settings.group_size = kBatchMajor;
   const auto plan = make_plan(make_model(96, 3, 700, true, 3), settings, {});
   ASSERT_TRUE(plan);
   std::map<std::pair<int, int>, int> updates;

@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
+#include <iostream>
 #include <map>
 #include <string>
 #include <vector>
@@ -18,13 +18,6 @@
 
 namespace headrace::plan {
 namespace {
-
-// Sanitizers look at memory; the properties need numbers.
-#if defined(HEADRACE_SANITIZED)
-constexpr int kPart = 20;
-#else
-constexpr int kPart = 1;
-#endif
 
 // Each case from a seed of its own, so that one that fails can be run alone: HEADRACE_SEED gives
 // the first of them.
@@ -211,7 +204,10 @@ PlanSettings with_more_memory(const PlanSettings& settings, std::mt19937_64& ran
   return more;
 }
 
-// Compares plans under two budgets; where the search is no proof one in so many may be slower.
+// Compares plans under two budgets. Small models are looked at wholly: there it holds without
+// exception. Of the others, whose search is no proof and ignores gains below 1 %, few may be
+// slower. What is written through to a store gives a drive that limits an order of work which more
+// weights in memory can make worse: their searched times are not compared.
 class Comparison {
  public:
   void compare(const RandomCase& one, const Plan& with_less, const Plan& with_more) {
@@ -219,23 +215,24 @@ class Comparison {
     if (searched_exhaustively(one.model, one.settings)) {
       EXPECT_LE(ratio, 1 + 1e-9);
       ++exact_;
-    } else {
+    } else if (one.settings.place != Home::kNvme) {
       slower_ += ratio > kNoSlower ? 1 : 0;
       ++searched_;
     }
   }
 
-  void expect(int exact_least, int searched_least) const {
+  // Of all comparisons one in `one_in` may be slower.
+  void expect(int least, int one_in) const {
     if (kPart == 1 && !::testing::Test::HasFailure()) {
-      EXPECT_GE(exact_, exact_least);
-      EXPECT_GE(searched_, searched_least);
-      EXPECT_LE(slower_, searched_ / kOneIn);
+      std::cerr << "compared: " << exact_ << " exactly, " << searched_ << " others, of which "
+                << slower_ << " slower\n";
+      EXPECT_GE(exact_ + searched_, least);
+      EXPECT_LE(slower_, (exact_ + searched_) / one_in);
     }
   }
 
  private:
-  static constexpr double kNoSlower = 1.02;  // the search ignores gains below 1 %
-  static constexpr int kOneIn = 8;
+  static constexpr double kNoSlower = 1.02;
 
   int exact_ = 0, searched_ = 0, slower_ = 0;
 };
@@ -256,13 +253,14 @@ void more_memory(int cases, int blocks_max, Comparison& comparison) {
 TEST(Properties, MoreMemoryFitsAndIsPredictedNoSlower) {
   Comparison comparison;
   more_memory(600, 4, comparison);
-  comparison.expect(150, 0);
+  comparison.expect(150, 40);
 }
 
 TEST(Properties, MoreMemoryForManyUnitsIsRarelyPredictedSlower) {
   Comparison comparison;
   more_memory(60, 16, comparison);
-  comparison.expect(0, 8);
+  // About 2 % are: a sixteenth would fail by chance now and then.
+  comparison.expect(20, 8);
 }
 
 PlanSettings with_its_own_peaks(const PlanSettings& settings, const Plan& plan) {
@@ -272,6 +270,8 @@ PlanSettings with_its_own_peaks(const PlanSettings& settings, const Plan& plan) 
   return exact;
 }
 
+// Where weights are decoded, three kinds of slots can each be spared by another set of units, of
+// which the search does not try all.
 TEST(Properties, WhatAPlanTakesIsEnoughForIt) {
   Comparison comparison;
   for_each_case(600, 4, [&](const RandomCase& one, std::mt19937_64&) {
@@ -281,12 +281,14 @@ TEST(Properties, WhatAPlanTakesIsEnoughForIt) {
     }
     const auto again = make_plan(one.model, with_its_own_peaks(one.settings, *plan), one.machine);
     ASSERT_TRUE(again) << "its own peaks do not suffice";
-    if (searched_exhaustively(one.model, one.settings)) {
-      comparison.compare(one, *again, *plan);
+    if (!one.settings.format.decoded || searched_exhaustively(one.model, one.settings)) {
       comparison.compare(one, *plan, *again);
     }
+    if (searched_exhaustively(one.model, one.settings)) {
+      comparison.compare(one, *again, *plan);
+    }
   });
-  comparison.expect(150, 0);
+  comparison.expect(150, 40);
 }
 
 }  // namespace

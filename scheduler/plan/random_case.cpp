@@ -179,7 +179,8 @@ PlanSettings random_settings(std::mt19937_64& random) {
     settings.tile_elements = kBlockElements * between(random, 1, 4);
   }
   if (chance(random, 0.5)) {
-    settings.traversal = static_cast<Traversal>(random() % 2);
+    settings.group_size =
+        chance(random, 0.4) ? kLayerMajor : static_cast<int>(between(random, 1, 3));
   }
   settings.update = chance(random, 0.5)   ? Update::kHeld
                     : chance(random, 0.5) ? Update::kAfterBackward
@@ -257,7 +258,7 @@ std::string describe(const RandomCase& one) {
       s.device_memory_bytes.value_or(0),
       s.lookahead.value_or(0),
       s.tile_elements.value_or(0),
-      s.traversal ? traversal_name(*s.traversal) : "auto",
+      s.group_size ? traversal_name(*s.group_size, one.model.accumulate) : "auto",
       update_name(s.update.value_or(Update::kHeld)),
       dtype_bytes(s.grad) == 2 ? "bf16" : "fp32");
 }

@@ -67,7 +67,8 @@ std::vector<Plan> leanest(const ModelSpec& model, const PlanSettings& settings) 
   std::vector<Choices> best;
   for (Choices& choices : enumerate(model, settings)) {
     const auto same = std::find_if(best.begin(), best.end(), [&](const Choices& other) {
-      return other.traversal == choices.traversal && other.offload_inputs == choices.offload_inputs;
+      return other.group_size == choices.group_size &&
+             other.offload_inputs == choices.offload_inputs;
     });
     const auto size = [&](const Choices& one) {
       return std::pair(std::pair(one.kept_blocks, one.lookahead), staged_elements(model, one));
@@ -190,7 +191,7 @@ std::vector<Change> planner_changes() {
     return can;
   }));
   changes.push_back(setting("traversal", "batch.traversal=\"auto\"", [](PlanSettings& settings) {
-    return std::exchange(settings.traversal, std::nullopt).has_value();
+    return std::exchange(settings.group_size, std::nullopt).has_value();
   }));
   changes.push_back(setting("lookahead", "tiers.lookahead=1", [](PlanSettings& settings) {
     return std::exchange(settings.lookahead, 1).value_or(1) > 1;

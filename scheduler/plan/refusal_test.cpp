@@ -86,7 +86,7 @@ void make_changes(const WayOut& way, PlanSettings& settings) {
     } else if (is("tiers.place")) {
       settings.place = Home::kNvme;
     } else if (is("batch.traversal")) {
-      settings.traversal.reset();
+      settings.group_size.reset();
     } else if (is("tiers.lookahead")) {
       settings.lookahead = 1;
     } else if (is("optim.update")) {
@@ -106,7 +106,7 @@ TEST(Plan, ARunThatDoesNotFitIsRefusedWithLinesThatWork) {
         PlanSettings settings = roomy();
         settings.place = place;
         settings.lookahead = 3;
-        settings.traversal = Traversal::kLayerMajor;
+        settings.group_size = kLayerMajor;
         settings.host_memory_bytes = host_mebibytes << 20;
         settings.separate_device = device_mebibytes > 0;
         if (settings.separate_device) {

@@ -68,7 +68,7 @@ void append_choices(std::string& text, const ModelSpec& model, const Plan& plan)
                        model.accumulate,
                        model.micro_batch,
                        model.seq_len,
-                       traversal_name(plan.traversal),
+                       traversal_name(plan.group_size, model.accumulate),
                        update_name(plan.update),
                        activations_of(model, plan),
                        plan.offload_inputs ? "; inputs of blocks offloaded to the host" : ""));

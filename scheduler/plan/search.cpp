@@ -37,19 +37,10 @@ namespace {
 // Tiles of each unit; equal blocks are cut once.
 std::vector<std::vector<TileSpec>> cut_all_tiles(const ModelSpec& model, std::int64_t elements) {
   std::vector<std::vector<TileSpec>> tiles;
-  const auto alike = [](const UnitSpec& a, const UnitSpec& b) {
-    return a.elements == b.elements && a.pieces.size() == b.pieces.size() && a.pieces.size() == 1 &&
-           std::equal(a.tensors.begin(),
-                      a.tensors.end(),
-                      b.tensors.begin(),
-                      b.tensors.end(),
-                      [](const TensorSpec& x, const TensorSpec& y) {
-                        return x.offset == y.offset && x.elements == y.elements &&
-                               x.frozen == y.frozen;
-                      });
-  };
   for (std::size_t u = 0; u < model.units.size(); ++u) {
-    const bool again = u > 0 && alike(model.units[u - 1], model.units[u]);
+    const bool again = u > 0 && model.units[u].pieces.size() == 1 &&
+                       model.units[u - 1].pieces.size() == 1 &&
+                       same_layout(model.units[u - 1], model.units[u]);
     tiles.push_back(again ? tiles.back() : cut_tiles(model.units[u], elements));
   }
   return tiles;
@@ -77,7 +68,7 @@ std::int64_t count_instructions(const ModelSpec& model, const Choices& choices) 
   }
   constexpr std::int64_t kPerTile = 24, kPerPass = 8;
   const std::int64_t passes = static_cast<std::int64_t>(model.units.size()) * model.accumulate;
-  const std::int64_t streams = choices.traversal == Traversal::kBatchMajor ? model.accumulate : 1;
+  const std::int64_t streams = groups_of(model.accumulate, choices.group_size);
   return kPerTile * tiles * streams + kPerPass * passes;
 }
 
@@ -91,21 +82,26 @@ bool tried_with(const ModelSpec& model, const Choices& choices, const Choices& f
 
 // Blocks whose activations are kept for nothing: where a micro-batch turns around before the next
 // one comes, the last one's lie in the buffer that the others share.
-int least_kept(const ModelSpec& model, Traversal traversal) {
-  const bool turns_around = traversal == Traversal::kBatchMajor || model.accumulate == 1;
-  return turns_around && model.units.size() > 2 ? 1 : 0;
+int least_kept(const ModelSpec& model, int group_size) {
+  return group_size == 1 && model.units.size() > 2 ? 1 : 0;
+}
+
+// All micro-batches together, one, and from half of them down in powers of two.
+std::vector<int> group_sizes(const ModelSpec& model, const PlanSettings& settings) {
+  const auto all = static_cast<int>(model.accumulate);
+  if (settings.group_size) {
+    return {std::min(*settings.group_size, all)};
+  }
+  std::vector<int> sizes = {all};
+  while (sizes.back() > 1) {
+    sizes.push_back((sizes.back() + 1) / 2);
+  }
+  return sizes;
 }
 
 }  // namespace
 
 std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& settings) {
-  std::vector<Traversal> traversals = {Traversal::kLayerMajor};
-  if (model.accumulate > 1) {
-    traversals.push_back(Traversal::kBatchMajor);
-  }
-  if (settings.traversal) {
-    traversals = {*settings.traversal};
-  }
   const std::vector<int> lookaheads =
       settings.lookahead ? std::vector<int>{*settings.lookahead} : std::vector<int>{2, 1};
   std::vector<Choices> by_tile;
@@ -121,13 +117,13 @@ std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& setti
   const int blocks = static_cast<int>(model.units.size()) - 2;
   const bool training = settings.purpose == Purpose::kTrain;
   std::vector<Choices> all;
-  for (const Traversal traversal : traversals) {
+  for (const int group_size : group_sizes(model, settings)) {
     for (const int kept :
-         training ? std::vector{blocks, least_kept(model, traversal)} : std::vector{0}) {
+         training ? std::vector{blocks, least_kept(model, group_size)} : std::vector{0}) {
       for (const int lookahead : lookaheads) {
         for (const Choices& tiled : by_tile) {
           Choices choices = tiled;
-          choices.traversal = traversal;
+          choices.group_size = group_size;
           choices.lookahead = lookahead;
           // Two tiles ahead for each piece ahead: one being read, one being updated, one being
           // written.
@@ -186,7 +182,7 @@ struct Ranked {
 };
 
 bool same_memory(const Choices& a, const Choices& b) {
-  return a.tiles == b.tiles && a.traversal == b.traversal && a.lookahead == b.lookahead &&
+  return a.tiles == b.tiles && a.group_size == b.group_size && a.lookahead == b.lookahead &&
          a.kept_blocks == b.kept_blocks && a.offload_inputs == b.offload_inputs &&
          a.staging_slots == b.staging_slots && a.units == b.units;
 }
@@ -248,7 +244,7 @@ std::vector<Choices> keeping_what_fits(const ModelSpec& model, const PlanSetting
   const std::vector<Choices> all_choices = enumerate(model, settings);
   for (const Choices& choices : all_choices) {
     const int least =
-        settings.purpose == Purpose::kTrain ? least_kept(model, choices.traversal) : 0;
+        settings.purpose == Purpose::kTrain ? least_kept(model, choices.group_size) : 0;
     Choices fewer = choices;
     fewer.kept_blocks = least;
     const bool room_for_least = choices.kept_blocks > least &&
@@ -348,27 +344,30 @@ std::optional<Candidate> best_candidate(const ModelSpec& model,
   if (searched_exhaustively(model, settings)) {
     return fastest_of_all(model, settings, machine);
   }
-  std::optional<Candidate> best;
-  for (const Ranked& ranked : promising(model, settings, machine)) {
-    Candidate candidate = lay_out_candidate(model, settings, ranked.choices);
+  const auto predicted = [&](Candidate candidate) {
     build_programs(model, settings, machine, candidate.choices, candidate.layout, candidate.plan);
     predict(settings, machine, candidate.plan);
+    return candidate;
+  };
+  std::optional<Candidate> best;
+  for (const Ranked& ranked : promising(model, settings, machine)) {
+    Candidate candidate = predicted(lay_out_candidate(model, settings, ranked.choices));
     // Only a clear gain justifies a later candidate: predictions are not that sharp.
     if (!best || figure_of_merit(candidate.plan) < 0.99 * figure_of_merit(best->plan)) {
       best = std::move(candidate);
     }
   }
-  // Where filling starts nothing may fit although something does.
-  for (const Choices& choices :
-       !best && few_units(model) ? leanest_of_all(model, settings) : std::vector<Choices>{}) {
+  if (best || !few_units(model)) {
+    return best;
+  }
+  // Where filling starts nothing fits; something may.
+  for (const Choices& choices : leanest_of_all(model, settings)) {
     Candidate candidate = lay_out_candidate(model, settings, choices);
-    if (!best && fits(candidate.plan, settings)) {
-      build_programs(model, settings, machine, candidate.choices, candidate.layout, candidate.plan);
-      predict(settings, machine, candidate.plan);
-      best = std::move(candidate);
+    if (fits(candidate.plan, settings)) {
+      return predicted(std::move(candidate));
     }
   }
-  return best;
+  return std::nullopt;
 }
 
 }  // namespace headrace::plan

@@ -52,9 +52,9 @@ StepBound::Spared StepBound::spared(const Frame& frame,
   for (int b = 0; b < choices.kept_blocks; ++b) {
     spared.backward += micro_batches * forward(blocks - b);
   }
-  // Weights pass by in one direction and back, once or for every micro-batch. What comes first is
+  // Weights pass by in one direction and back, once or for every group. What comes first is
   // not found; later at most as many pieces as there are slots, each time.
-  const double passes = choices.traversal == Traversal::kBatchMajor ? 2 * micro_batches : 2;
+  const auto passes = 2 * static_cast<double>(groups_of(model_.accumulate, choices.group_size));
   const double found = (passes - 1) * static_cast<double>(choices.lookahead + 1);
   spared.read_again = found * read_;
   spared.h2d_again = found * h2d_;

@@ -19,7 +19,6 @@ namespace {
 
 using plan::Home;
 using plan::kBlockElements;
-using plan::Traversal;
 using plan::Update;
 
 // Under sanitizers as many as there is time for.
@@ -36,11 +35,11 @@ std::string choose_settings(std::uint64_t seed, plan::PlanSettings& settings) {
   settings.place = home;
   settings.lookahead = static_cast<int>(1 + random() % 3);
   settings.tile_elements = static_cast<std::int64_t>(1 + random() % 2) * kBlockElements;
-  settings.traversal = random() % 2 == 0 ? Traversal::kLayerMajor : Traversal::kBatchMajor;
+  settings.group_size = random() % 2 == 0 ? plan::kLayerMajor : plan::kBatchMajor;
   settings.update =
       std::array{Update::kHeld, Update::kSpeculative, Update::kAfterBackward}.at(random() % 3);
   return std::string(plan::home_name(home)) + ", lookahead " + std::to_string(*settings.lookahead) +
-         ", " + plan::traversal_name(*settings.traversal) + ", " +
+         ", " + (*settings.group_size == 1 ? "batch-major" : "layer-major") + ", " +
          plan::update_name(*settings.update);
 }
 
@@ -63,8 +62,8 @@ TEST(EngineOnCuda, TheSameBitsAsOnTheCpuUnderEverySeedAndPlacement) {
     std::string what =
         "seed " + std::to_string(seed) + ": " + choose_settings(seed, options.settings);
     if (options.settings.place == Home::kNvme && *options.settings.lookahead == 1 &&
-        options.settings.traversal == Traversal::kLayerMajor) {
-      options.settings.traversal.reset();
+        options.settings.group_size == plan::kLayerMajor) {
+      options.settings.group_size.reset();
       options.settings.update.reset();
       options.settings.tile_elements.reset();
       options.settings.device_memory_bytes = smallest[family];

@@ -113,20 +113,19 @@ TEST_P(Formats, TheSmallestHostBudgets) {
 
 TEST_P(Formats, TraversalUpdateOrderAndEvaluation) {
   for (const bool nvme : {false, true}) {
-    for (const plan::Traversal traversal :
-         {plan::Traversal::kLayerMajor, plan::Traversal::kBatchMajor}) {
+    for (const int group_size : {plan::kLayerMajor, plan::kBatchMajor}) {
       RunOptions options = base(small_llama);
-      options.settings.traversal = traversal;
-      options.settings.update = traversal == plan::Traversal::kLayerMajor
-                                    ? plan::Update::kAfterBackward
-                                    : plan::Update::kHeld;
+      options.settings.group_size = group_size;
+      options.settings.update =
+          group_size == plan::kLayerMajor ? plan::Update::kAfterBackward : plan::Update::kHeld;
       options.settings.separate_device = nvme;
       options.evaluate_after = 1;
       if (nvme) {
         options.settings.place = Home::kNvme;
       }
-      expect_same_bits(
-          reference(small_llama), run_engine(options), plan::traversal_name(traversal));
+      expect_same_bits(reference(small_llama),
+                       run_engine(options),
+                       plan::traversal_name(group_size, options.accumulate));
     }
   }
 }

@@ -13,7 +13,6 @@ namespace {
 
 using plan::Home;
 using plan::kBlockElements;
-using plan::Traversal;
 using plan::Update;
 
 struct Family {
@@ -179,18 +178,18 @@ TEST_P(Invariance, OptimizerNodes) {
 TEST_P(Invariance, TraversalAndUpdateOrder) {
   for (const bool nvme : {false, true}) {
     for (const bool separate : {false, true}) {
-      for (const Traversal traversal : {Traversal::kLayerMajor, Traversal::kBatchMajor}) {
+      for (const int group_size : {plan::kLayerMajor, 2, plan::kBatchMajor}) {
         for (const Update update : {Update::kHeld, Update::kAfterBackward}) {
           RunOptions options = base();
           options.settings.separate_device = separate;
-          options.settings.traversal = traversal;
+          options.settings.group_size = group_size;
           options.settings.update = update;
           if (nvme) {
             options.settings.place = Home::kNvme;
           }
           expect_same_bits(reference(),
                            run_engine(options),
-                           std::string(plan::traversal_name(traversal)) + ", " +
+                           plan::traversal_name(group_size, options.accumulate) + ", " +
                                plan::update_name(update) + (nvme ? ", nvme" : "") +
                                (separate ? ", separate device" : ""));
         }
@@ -246,14 +245,14 @@ TEST_P(Invariance, RoundedGradientsInEveryPlace) {
   const RunRecord expected = run_engine(options);
   EXPECT_NE(expected.losses.back(), reference().losses.back());
   for (const bool separate : {false, true}) {
-    for (const Traversal traversal : {Traversal::kLayerMajor, Traversal::kBatchMajor}) {
+    for (const int group_size : {plan::kLayerMajor, 2, plan::kBatchMajor}) {
       RunOptions other = options;
       other.settings.separate_device = separate;
-      other.settings.traversal = traversal;
+      other.settings.group_size = group_size;
       other.settings.place = Home::kNvme;
       expect_same_bits(expected,
                        run_engine(other),
-                       std::string("bf16 gradients, ") + plan::traversal_name(traversal) +
+                       "bf16 gradients, " + plan::traversal_name(group_size, options.accumulate) +
                            (separate ? ", separate device" : ""));
     }
   }

@@ -92,7 +92,7 @@ const RunRecord& reference(const Numbers& numbers) {
 
 Numbers draw_numbers(Draw& draw) {
   return {.llama = draw.chance(2),
-          .accumulate = draw.between(1, 3),
+          .accumulate = draw.between(1, 5),
           .grad = draw.of({Dtype::kF32, Dtype::kBf16}),
           .format = draw.of<std::string>({"fp32", "bf16", "q8"}),
           .clip = draw.of({1.0, 0.0, kClipOfSomeSteps})};
@@ -116,7 +116,7 @@ void draw_placement(Draw& draw, RunOptions& options) {
   if (draw.chance(2)) {
     settings.place = draw.of({Home::kDevice, Home::kHost, Home::kNvme, Home::kNvme});
   }
-  settings.traversal = draw.of({plan::Traversal::kLayerMajor, plan::Traversal::kBatchMajor});
+  settings.group_size = draw.of({plan::kLayerMajor, 3, 2, plan::kBatchMajor});
   settings.update = draw.of({plan::Update::kHeld,
                              plan::Update::kSpeculative,
                              plan::Update::kSpeculative,
@@ -155,9 +155,9 @@ std::string text(const RunOptions& options) {
   const plan::PlanSettings& s = options.settings;
   return std::string(s.format.name) + (s.separate_device ? ", separate device" : "") + ", place " +
          (s.place ? plan::home_name(*s.place) : "auto") + ", " +
-         plan::traversal_name(*s.traversal) + ", " + plan::update_name(*s.update) +
-         ", accumulate " + std::to_string(options.accumulate) + ", host memory " +
-         std::to_string(s.host_memory_bytes) + ", device memory " +
+         plan::traversal_name(*s.group_size, options.accumulate) + ", " +
+         plan::update_name(*s.update) + ", accumulate " + std::to_string(options.accumulate) +
+         ", host memory " + std::to_string(s.host_memory_bytes) + ", device memory " +
          std::to_string(s.device_memory_bytes.value_or(0)) + ", lookahead " +
          std::to_string(s.lookahead.value_or(0)) + ", tile " +
          std::to_string(s.tile_elements.value_or(0)) + ", depth " +
@@ -208,7 +208,7 @@ RunOptions failing_run(Draw& draw) {
   options.steps = 5;
   options.settings.place = Home::kNvme;
   options.settings.separate_device = draw.chance(2);
-  options.settings.traversal = plan::Traversal::kLayerMajor;
+  options.settings.group_size = plan::kLayerMajor;
   options.settings.update =
       draw.of({plan::Update::kHeld, plan::Update::kAfterBackward, plan::Update::kSpeculative});
   options.settings.store_slots = 2;
