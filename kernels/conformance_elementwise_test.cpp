@@ -189,16 +189,17 @@ TEST_P(Elementwise, NanAndInfinityComeThrough) {
 }
 
 TEST_P(Rope, TableIsTheDoubleValueRoundedOnce) {
-  const RopeTableShape shape = {.positions = 300, .head_dim = 6, .theta = 500000.0};
+  const std::vector<double> radians = {1.0, 0.0125992104989, 0.000158740105197};
   std::vector<float> cosine(900);
   std::vector<float> sine(900);
-  rope_table(shape, cosine, sine);
-  for (std::size_t p = 0; p < 300; ++p) {
-    for (std::size_t j = 0; j < 3; ++j) {
-      const double angle =
-          static_cast<double>(p) / std::pow(500000.0, 2.0 * static_cast<double>(j) / 6.0);
-      EXPECT_NEAR(cosine[p * 3 + j], std::cos(angle), 6e-8);
-      EXPECT_NEAR(sine[p * 3 + j], std::sin(angle), 6e-8);
+  for (const double amplitude : {1.0, 1.25}) {
+    rope_table({.positions = 300, .radians = radians, .amplitude = amplitude}, cosine, sine);
+    for (std::size_t p = 0; p < 300; ++p) {
+      for (std::size_t j = 0; j < 3; ++j) {
+        const double angle = static_cast<double>(p) * radians[j];
+        EXPECT_EQ(cosine[p * 3 + j], static_cast<float>(amplitude * std::cos(angle)));
+        EXPECT_EQ(sine[p * 3 + j], static_cast<float>(amplitude * std::sin(angle)));
+      }
     }
   }
 }
@@ -215,7 +216,11 @@ TEST_P(Rope, RotatesPairsByThePositionAndBack) {
       const auto x = random.normal((batch * sequence - 1) * stride + heads * head_dim);
       std::vector<float> cosine(static_cast<std::size_t>(sequence * half));
       std::vector<float> sine(cosine.size());
-      rope_table({.positions = sequence, .head_dim = head_dim}, cosine, sine);
+      std::vector<double> radians;
+      for (std::int64_t j = 0; j < half; ++j) {
+        radians.push_back(std::pow(1e4, -static_cast<double>(j) / static_cast<double>(half)));
+      }
+      rope_table({.positions = sequence, .radians = radians}, cosine, sine);
       Doubles expected = widen(x);
       for (std::int64_t row = 0; row < batch * sequence; ++row) {
         for (std::int64_t i = 0; i < heads * half; ++i) {

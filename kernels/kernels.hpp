@@ -285,19 +285,19 @@ void swiglu_backward(const Context& context, const SwigluBackwardArgs& args);
 // ---- rotary positions
 // ----------------------------------------------------------------------------
 
-struct RopeTableShape {
+struct RopeTable {
   std::int64_t positions = 0;
-  std::int64_t head_dim = 0;  // even
-  double theta = 10000.0;
+  std::span<const double> radians = {};  // by which each pair turns from one position to the next
+  double amplitude = 1.0;
 };
 
-// Fills cosine and sine, [positions, head_dim / 2] each, on the calling thread: computed in double,
-// angle(p, j) = p * theta^(-2j/head_dim), rounded once to float.
-void rope_table(const RopeTableShape& shape, std::span<float> cosine, std::span<float> sine);
+// Fills cosine and sine, [positions, pairs] each, on the calling thread: amplitude times those of
+// position * radians, computed in double, rounded once to float.
+void rope_table(const RopeTable& table, std::span<float> cosine, std::span<float> sine);
 
 // Rotates, in place, elements j and j + head_dim/2 of each head by the angle of the row's position
 // (row n is at position n % sequence). Su et al. 2021, with Hugging Face's pairs. `inverse` rotates
-// back: the backward pass.
+// back, without undoing an amplitude: the backward pass.
 struct RopeArgs {
   std::int64_t batch = 0;
   std::int64_t sequence = 0;

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <array>
+#include <span>
 #include <utility>
 
 #include "core/assert.hpp"
@@ -24,64 +25,110 @@ constexpr std::int64_t kLlamaFfnMultiple = 256;
 
 struct Preset {
   const char* name;
-  Family family;
   std::int64_t layers, hidden, heads, kv_heads, ffn, vocab, max_seq_len;
-  bool tied;
-  double rope_theta;
+  bool tied = false;
+  double rope_theta = 10000.0;
+  double llama3_factor = 0.0;  // of RopeType::kLlama3; 0: positions are not scaled
 };
 
-constexpr double kTheta = 10000.0;
-
-constexpr std::array kPresets{
-    Preset{"gpt2-124m", Family::kGpt2, 12, 768, 12, 12, 3072, 50257, 1024, true, kTheta},
-    Preset{"gpt2-355m", Family::kGpt2, 24, 1024, 16, 16, 4096, 50257, 1024, true, kTheta},
-    Preset{"gpt2-774m", Family::kGpt2, 36, 1280, 20, 20, 5120, 50257, 1024, true, kTheta},
-    Preset{"gpt2-1.5b", Family::kGpt2, 48, 1600, 25, 25, 6400, 50257, 1024, true, kTheta},
-    Preset{"smollm2-135m", Family::kLlama, 30, 576, 9, 3, 1536, 49152, 8192, true, 100000.0},
-    Preset{"smollm2-360m", Family::kLlama, 32, 960, 15, 5, 2560, 49152, 8192, true, 100000.0},
-    Preset{"tinyllama-1.1b", Family::kLlama, 22, 2048, 32, 4, 5632, 32000, 2048, false, kTheta},
-    Preset{"smollm2-1.7b", Family::kLlama, 24, 2048, 32, 32, 8192, 49152, 8192, true, 130000.0},
-    Preset{"llama-2-7b", Family::kLlama, 32, 4096, 32, 32, 11008, 32000, 4096, false, kTheta},
-    Preset{"llama-3-8b", Family::kLlama, 32, 4096, 32, 8, 14336, 128256, 8192, false, 500000.0},
-    Preset{"llama-2-13b", Family::kLlama, 40, 5120, 40, 40, 13824, 32000, 4096, false, kTheta},
-    Preset{"llama-2-70b", Family::kLlama, 80, 8192, 64, 8, 28672, 32000, 4096, false, kTheta},
-    Preset{"llama-3-70b", Family::kLlama, 80, 8192, 64, 8, 28672, 128256, 8192, false, 500000.0},
+constexpr std::array kGpt2Presets{
+    Preset{"gpt2-124m", 12, 768, 12, 12, 3072, 50257, 1024, true},
+    Preset{"gpt2-355m", 24, 1024, 16, 16, 4096, 50257, 1024, true},
+    Preset{"gpt2-774m", 36, 1280, 20, 20, 5120, 50257, 1024, true},
+    Preset{"gpt2-1.5b", 48, 1600, 25, 25, 6400, 50257, 1024, true},
 };
 
-std::string joined_preset_names() {
-  std::string text;
-  for (const Preset& preset : kPresets) {
-    text += text.empty() ? "" : ", ";
-    text += preset.name;
-  }
-  return text;
-}
+constexpr std::array kLlamaPresets{
+    Preset{"smollm2-135m", 30, 576, 9, 3, 1536, 49152, 8192, true, 100000.0},
+    Preset{"smollm2-360m", 32, 960, 15, 5, 2560, 49152, 8192, true, 100000.0},
+    Preset{"tinyllama-1.1b", 22, 2048, 32, 4, 5632, 32000, 2048},
+    Preset{"llama-3.2-1b", 16, 2048, 32, 8, 8192, 128256, 131072, true, 500000.0, 32.0},
+    Preset{"smollm2-1.7b", 24, 2048, 32, 32, 8192, 49152, 8192, true, 130000.0},
+    Preset{"llama-3.2-3b", 28, 3072, 24, 8, 8192, 128256, 131072, true, 500000.0, 32.0},
+    Preset{"llama-2-7b", 32, 4096, 32, 32, 11008, 32000, 4096},
+    Preset{"llama-3-8b", 32, 4096, 32, 8, 14336, 128256, 8192, false, 500000.0},
+    Preset{"llama-3.1-8b", 32, 4096, 32, 8, 14336, 128256, 131072, false, 500000.0, 8.0},
+    Preset{"solar-10.7b", 48, 4096, 32, 8, 14336, 32000, 4096},
+    Preset{"llama-2-13b", 40, 5120, 40, 40, 13824, 32000, 4096},
+    Preset{"llama-2-70b", 80, 8192, 64, 8, 28672, 32000, 4096},
+    Preset{"llama-3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, false, 500000.0},
+    Preset{"llama-3.1-70b", 80, 8192, 64, 8, 28672, 128256, 131072, false, 500000.0, 8.0},
+};
 
-Architecture from_preset(const Preset& preset) {
+constexpr std::array kMistralPresets{
+    Preset{"mistral-7b", 32, 4096, 32, 8, 14336, 32768, 32768, false, 1e6},
+};
+
+constexpr std::array kQwen2Presets{
+    Preset{"qwen2.5-0.5b", 24, 896, 14, 2, 4864, 151936, 32768, true, 1e6},
+    Preset{"qwen2.5-1.5b", 28, 1536, 12, 2, 8960, 151936, 131072, true, 1e6},
+    Preset{"qwen2.5-7b", 28, 3584, 28, 4, 18944, 152064, 131072, false, 1e6},
+};
+
+constexpr std::array kQwen3Presets{
+    Preset{"qwen3-0.6b", 28, 1024, 16, 8, 3072, 151936, 40960, true, 1e6},
+    Preset{"qwen3-1.7b", 28, 2048, 16, 8, 6144, 151936, 40960, true, 1e6},
+    Preset{"qwen3-8b", 36, 4096, 32, 8, 12288, 151936, 40960, false, 1e6},
+};
+
+constexpr std::int64_t kQwen3HeadDim = 128;
+constexpr std::int64_t kLlama3OriginalPositions = 8192;
+
+struct PresetFamily {
+  Family family;
+  Dialect dialect;
+  double norm_eps;
+  std::span<const Preset> presets;
+};
+
+constexpr std::array kPresetFamilies{
+    PresetFamily{Family::kGpt2, Dialect::kLlama, 1e-5, kGpt2Presets},
+    PresetFamily{Family::kLlama, Dialect::kLlama, 1e-5, kLlamaPresets},
+    PresetFamily{Family::kLlama, Dialect::kMistral, 1e-5, kMistralPresets},
+    PresetFamily{Family::kLlama, Dialect::kQwen2, 1e-6, kQwen2Presets},
+    PresetFamily{Family::kLlama, Dialect::kQwen3, 1e-6, kQwen3Presets},
+};
+
+Architecture from_preset(const PresetFamily& family, const Preset& preset) {
   Architecture result;
-  result.family = preset.family;
+  result.family = family.family;
+  result.dialect = family.dialect;
   result.layers = preset.layers;
   result.hidden = preset.hidden;
   result.heads = preset.heads;
   result.kv_heads = preset.kv_heads;
-  result.head_dim = preset.hidden / preset.heads;
+  result.head_dim =
+      family.dialect == Dialect::kQwen3 ? kQwen3HeadDim : preset.hidden / preset.heads;
   result.ffn = preset.ffn;
   result.vocab = preset.vocab;
   result.max_seq_len = preset.max_seq_len;
   result.tied = preset.tied;
+  result.qkv_bias = family.dialect == Dialect::kQwen2;
+  result.qk_norm = family.dialect == Dialect::kQwen3;
+  result.norm_eps = family.norm_eps;
   result.rope_theta = preset.rope_theta;
+  if (preset.llama3_factor > 0.0) {
+    result.rope_scaling.type = RopeType::kLlama3;
+    result.rope_scaling.factor = preset.llama3_factor;
+    result.rope_scaling.original_max_position_embeddings = kLlama3OriginalPositions;
+  }
   return result;
 }
 
-Error unknown_preset(const std::string& name) {
-  Error error = usage_error(fmt::format("model.preset: '{}' is not known", name));
-  if (name.starts_with("llama-3.1") || name.starts_with("llama-3.2") ||
-      name.starts_with("llama-3.3")) {
-    return std::move(error)
-        .with_why("it scales its rotary positions (rope_type llama3), which this version lacks")
-        .with_hint("use llama-3-8b, or arch = \"llama\" with its sizes");
+std::optional<Architecture> find_preset(std::string_view name) {
+  for (const PresetFamily& family : kPresetFamilies) {
+    for (const Preset& preset : family.presets) {
+      if (name == preset.name) {
+        return from_preset(family, preset);
+      }
+    }
   }
-  return std::move(error).with_hint("one of: " + joined_preset_names());
+  return std::nullopt;
+}
+
+Error unknown_preset(const std::string& name) {
+  return usage_error(fmt::format("model.preset: '{}' is not known", name))
+      .with_hint(fmt::format("one of: {}", fmt::join(preset_names(), ", ")));
 }
 
 // What may be changed of a preset: what does not alter the shape of a block.
@@ -217,6 +264,9 @@ void check_relations(const Architecture& a, const std::string& source, Problems&
     problems.add(usage_error(
         fmt::format("{}: head_dim = {} is odd; rotary positions turn pairs", source, a.head_dim)));
   }
+  for (const std::string& problem : check_rope(rope_shape(a), a.rope_scaling)) {
+    problems.add(usage_error(fmt::format("{}: {}", source, problem)));
+  }
 }
 
 // What an architecture has that its config.json could not say.
@@ -284,14 +334,12 @@ Result<Architecture> architecture_from_section(const ModelSection& section,
                      .with_hint("remove it, or set model.path"));
   }
   if (!section.preset.empty()) {
-    const auto* preset = std::find_if(kPresets.begin(), kPresets.end(), [&](const Preset& entry) {
-      return section.preset == entry.name;
-    });
-    if (preset == kPresets.end()) {
+    const std::optional<Architecture> preset = find_preset(section.preset);
+    if (!preset) {
       problems.add(unknown_preset(section.preset));
       return std::move(problems).status().error();
     }
-    result = from_preset(*preset);
+    result = *preset;
     apply_preset_overrides(section, result, problems);
     if (section.rope_theta) {
       result.rope_theta = *section.rope_theta;
@@ -316,9 +364,10 @@ Result<Architecture> architecture_from_section(const ModelSection& section,
 
 std::vector<std::string> preset_names() {
   std::vector<std::string> names;
-  names.reserve(kPresets.size());
-  for (const Preset& preset : kPresets) {
-    names.emplace_back(preset.name);
+  for (const PresetFamily& family : kPresetFamilies) {
+    for (const Preset& preset : family.presets) {
+      names.emplace_back(preset.name);
+    }
   }
   return names;
 }

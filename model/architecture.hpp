@@ -15,6 +15,7 @@
 
 #include "core/error.hpp"
 #include "core/run_config.hpp"
+#include "model/rope.hpp"
 
 namespace headrace::model {
 
@@ -42,6 +43,7 @@ struct Architecture {
   bool mlp_bias = false;         // Llama: on gate, up and down
   bool qk_norm = false;          // Llama: RMSNorm of each head of q and k before it is rotated
   double rope_theta = 10000.0;   // Llama
+  RopeScaling rope_scaling;      // Llama
   double norm_eps = 1e-5;
   double initializer_range = 0.02;
   // Carried along, without effect on numbers.
@@ -51,6 +53,10 @@ struct Architecture {
 
   friend bool operator==(const Architecture&, const Architecture&) = default;
 };
+
+[[nodiscard]] inline RopeShape rope_shape(const Architecture& a) {
+  return {.head_dim = a.head_dim, .theta = a.rope_theta, .max_seq_len = a.max_seq_len};
+}
 
 // "gpt2", "llama", "mistral", "qwen2", "qwen3": model_type of its config.json.
 [[nodiscard]] std::string_view model_type(const Architecture& architecture);

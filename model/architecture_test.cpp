@@ -3,6 +3,10 @@
 
 #include <gtest/gtest.h>
 
+#include <functional>
+#include <numeric>
+
+#include "model/spec.hpp"
 #include "model/test_support.hpp"
 
 namespace headrace::model {
@@ -15,6 +19,52 @@ TEST(Architecture, EveryPresetIsValid) {
     const Result<Architecture> architecture = architecture_from_section(section, std::nullopt);
     EXPECT_TRUE(architecture) << name;
   }
+}
+
+// As published, and as transformers counts them.
+TEST(Architecture, PresetsHaveTheParametersOfTheirModels) {
+  const std::pair<const char*, std::int64_t> published[] = {
+      {"gpt2-124m", 124439808},
+      {"gpt2-355m", 354823168},
+      {"gpt2-774m", 774030080},
+      {"gpt2-1.5b", 1557611200},
+      {"llama-3.2-1b", 1235814400},
+      {"llama-3.2-3b", 3212749824},
+      {"llama-3.1-8b", 8030261248},
+      {"solar-10.7b", 10731524096},
+      {"llama-3.1-70b", 70553706496},
+      {"mistral-7b", 7248023552},
+      {"qwen2.5-0.5b", 494032768},
+      {"qwen2.5-1.5b", 1543714304},
+      {"qwen2.5-7b", 7615616512},
+      {"qwen3-0.6b", 596049920},
+      {"qwen3-1.7b", 1720574976},
+      {"qwen3-8b", 8190735360},
+  };
+  for (const auto& [name, parameters] : published) {
+    ModelSection section;
+    section.preset = name;
+    const Result<Architecture> architecture = architecture_from_section(section, std::nullopt);
+    ASSERT_TRUE(architecture) << name;
+    std::int64_t found = 0;
+    for (const plan::UnitSpec& unit : name_units(*architecture)) {
+      for (const plan::TensorSpec& tensor : unit.tensors) {
+        found += std::accumulate(
+            tensor.shape.begin(), tensor.shape.end(), std::int64_t{1}, std::multiplies<>());
+      }
+    }
+    EXPECT_EQ(found, parameters) << name;
+  }
+}
+
+TEST(Architecture, Llama31ScalesItsPositions) {
+  ModelSection section;
+  section.preset = "llama-3.1-8b";
+  const Result<Architecture> architecture = architecture_from_section(section, std::nullopt);
+  ASSERT_TRUE(architecture);
+  EXPECT_EQ(architecture->rope_scaling.type, RopeType::kLlama3);
+  EXPECT_EQ(architecture->rope_scaling.factor, 8.0);
+  EXPECT_EQ(architecture->rope_scaling.original_max_position_embeddings, 8192);
 }
 
 TEST(Architecture, WhatArchLeavesOutTakesTheFamilysUsualValue) {
@@ -84,8 +134,6 @@ std::vector<Refused> refused_sections() {
   add("Nothing", section, {"model.preset"});
   section.preset = "gpt3";
   add("UnknownPreset", section, {"'gpt3'", "gpt2-124m"});
-  section.preset = "llama-3.1-8b";
-  add("ScaledRope", section, {"rope_type llama3"});
   section = {};
   section.arch = "bert";
   add("UnknownArch", section, {"'bert'"});

@@ -9,6 +9,7 @@
 #include <string_view>
 #include <utility>
 
+#include "model/config_json_rope.hpp"
 #include "model/problems.hpp"
 
 namespace headrace::model {
@@ -125,6 +126,7 @@ constexpr std::array kRules{
     used("model_type", kAll),
     used("headrace", kAll),
     used("rope_parameters", kLlamas),
+    used("rope_scaling", kLlamas),  // its older name
     size_field("vocab_size", kAll, &Architecture::vocab),
     size_field("n_layer", kGpt2, &Architecture::layers),
     size_field("n_embd", kGpt2, &Architecture::hidden),
@@ -161,7 +163,6 @@ constexpr std::array kRules{
     numbers("scale_attn_by_inverse_layer_idx", kGpt2, Neutral::kFalse),
     numbers("reorder_and_upcast_attn", kGpt2, Neutral::kFalse),
     numbers("hidden_act", kLlamas, Neutral::kSilu),
-    numbers("rope_scaling", kLlamas, Neutral::kNull),  // and rope_type "default": see below
     numbers("rope_interleaved", kLlamas, Neutral::kFalse),
     numbers("partial_rotary_factor", kLlamas, Neutral::kOne),
     numbers("pretraining_tp", kLlamas, Neutral::kOne),
@@ -431,14 +432,15 @@ class Parser {
     const Rule* rule = find_rule(member.key, owner_);
     if (ignored(member.key)) {
       const bool is_used = rule != nullptr && rule->use == Use::kUsed;
-      if (is_used && member.key != "architectures" && member.key != "rope_parameters") {
+      const bool is_rope = member.key == "rope_parameters" || member.key == "rope_scaling";
+      if (is_used && member.key != "architectures" && !is_rope) {
         complain(fmt::format("field '{}' cannot be ignored", member.key),
                  "the model is built from it",
                  "remove it from model.ignore");
         return;
       }
       passed_.push_back(member.key);
-      if (member.key != "rope_parameters") {
+      if (rule == nullptr || !is_rope) {
         return;
       }
     }
@@ -465,9 +467,7 @@ class Parser {
   }
 
   void read_numbers(const Rule& rule, const Json& value) {
-    if (rule.field == "rope_scaling" && value.as_object() != nullptr) {
-      read_rope(rule.field, value);
-    } else if (!is_neutral(value, rule.neutral)) {
+    if (!is_neutral(value, rule.neutral)) {
       complain(fmt::format("field '{}' = {} changes the numbers", rule.field, value.dump()),
                fmt::format("this version computes with {} only", neutral_text(rule.neutral)),
                fmt::format("to train as if it were so: model.ignore = [\"{}\"]", rule.field));
@@ -490,7 +490,7 @@ class Parser {
     Architecture& a = result_.architecture;
     if (rule.field == "headrace") {
       read_own(value);
-    } else if (rule.field == "rope_parameters") {
+    } else if (rule.field == "rope_parameters" || rule.field == "rope_scaling") {
       read_rope(rule.field, value);
     } else if (rule.tokens != nullptr) {
       a.*rule.tokens = read_tokens(rule, value);
@@ -543,19 +543,38 @@ class Parser {
       complain(fmt::format("field '{}' = {} is not an object", field, value.dump()));
       return;
     }
-    const bool passed = ignored(field);
-    for (const auto& [key, entry] : *value.as_object()) {
-      const bool is_type = key == "rope_type" || key == "type";
-      const bool neutral = (is_type && (entry.is_null() || is_text_of(entry, {"default"}))) ||
-                           (key == "partial_rotary_factor" && is_neutral(entry, Neutral::kOne));
-      if (key == "rope_theta") {
-        const Rule rule = used(key, kLlamas);
-        take(rule, entry, entry.as_double(), result_.architecture.rope_theta, "a number");
-      } else if (!passed && !neutral) {
-        complain(fmt::format("field '{}.{}' = {} changes the numbers", field, key, entry.dump()),
-                 "this version turns positions without scaling (rope_type \"default\")",
-                 fmt::format("to train as if it were so: model.ignore = [\"{}\"]", field));
-      }
+    RopeFields rope = read_rope_fields(field, value, ignored(field));
+    for (RopeProblem& problem : rope.problems) {
+      complain(problem.what,
+               std::move(problem.why),
+               fmt::format("to train without any scaling: model.ignore = [\"{}\"]", field));
+    }
+    rope_theta_ = rope.theta ? rope.theta : rope_theta_;
+    if (ignored(field)) {
+      return;
+    }
+    if (rope_ && !(rope_->scaling == rope.scaling)) {
+      complain("rope_parameters and rope_scaling contradict each other",
+               "they are two names of one thing",
+               "correct the one that is wrong");
+    }
+    rope_ = std::move(rope);
+  }
+
+  // The object's own theta counts before that beside it.
+  void finish_rope() {
+    Architecture& a = result_.architecture;
+    a.rope_theta = rope_theta_.value_or(a.rope_theta);
+    if (!rope_) {
+      return;
+    }
+    a.rope_scaling = rope_->scaling;
+    if (rope_->original_is_missing) {
+      a.rope_scaling.original_max_position_embeddings = a.max_seq_len;
+    }
+    if (rope_->factor_is_null) {
+      a.rope_scaling.factor = static_cast<double>(a.max_seq_len) /
+                              static_cast<double>(a.rope_scaling.original_max_position_embeddings);
     }
   }
 
@@ -596,6 +615,7 @@ class Parser {
     } else if (a.ffn == 0 && a.hidden <= (std::int64_t{1} << 40)) {
       a.ffn = 4 * a.hidden;
     }
+    finish_rope();
     a.output_bias = owner_ != kQwen2 && a.qkv_bias;
     if (owner_ == kMistral && root_.find("sliding_window") == nullptr) {
       complain("field 'sliding_window' is missing, which means 4096",
@@ -627,6 +647,8 @@ class Parser {
   const ConfigJsonSource& source_;
   Owners owner_ = kAll;
   ParsedConfigJson result_;
+  std::optional<RopeFields> rope_;
+  std::optional<double> rope_theta_;  // of such an object
   Problems problems_;
   std::vector<std::string> harmless_;
   std::vector<std::string> passed_;

@@ -170,8 +170,6 @@ TEST(ConfigJson, FieldsThatChangeTheNumbersAreErrorsUnlessNeutralOrIgnored) {
       {kGpt2, R"("never_heard_of": 1)", "never_heard_of", true},
       {kLlama, R"("sliding_window": 4096)", "sliding_window", true},
       {kLlama, R"("partial_rotary_factor": 0.5)", "partial_rotary_factor", true},
-      {kLlama, R"("rope_scaling": {"rope_type": "llama3", "factor": 8.0})", "rope_scaling", true},
-      {kLlama, R"("rope_scaling": {"type": "linear", "factor": 2.0})", "rope_scaling", true},
       {kLlama, R"("layer_types": ["full_attention", "sliding_attention"])", "layer_types", true},
       {kLlama, R"("n_embd": 5)", "n_embd", true},  // GPT-2's
       {kLlama, R"("headrace": {"from_the_future": 1})", "headrace", false},
@@ -205,17 +203,95 @@ TEST(ConfigJson, NeutralValuesPass) {
   }
 }
 
-TEST(ConfigJson, ScaledRotaryParametersAreRefusedAndIgnoringThemKeepsTheta) {
-  std::string text = kLlama;
-  const std::string from = R"("rope_type": "default")";
-  text.replace(text.find(from), from.size(), R"("rope_type": "llama3", "factor": 8.0)");
-  const Result<ParsedConfigJson> refused = parse(text);
-  ASSERT_FALSE(refused);
-  EXPECT_NE(text_of(refused.error()).find("rope_parameters.rope_type"), std::string::npos);
-  EXPECT_NE(text_of(refused.error()).find("rope_parameters.factor"), std::string::npos);
-  const Result<ParsedConfigJson> ignored = parse(text, {"rope_parameters"});
+// kMistral has no rope fields but theta.
+Result<ParsedConfigJson> parse_rope(const std::string& object,
+                                    const std::string& field = "rope_scaling",
+                                    std::vector<std::string> ignore = {}) {
+  return parse(with(kMistral, "\"" + field + "\": " + object), std::move(ignore));
+}
+
+TEST(ConfigJson, RotaryScalingIsReadInBothSpellings) {
+  // As Llama 3.1, Qwen2.5 and older models have it.
+  const std::string llama3 = R"({"factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192, "rope_type": "llama3"})";
+  for (const char* field : {"rope_scaling", "rope_parameters"}) {
+    const Result<ParsedConfigJson> parsed = parse_rope(llama3, field);
+    ASSERT_TRUE(parsed) << text_of(parsed.error());
+    const RopeScaling& scaling = parsed->architecture.rope_scaling;
+    EXPECT_EQ(scaling.type, RopeType::kLlama3);
+    EXPECT_EQ(scaling.factor, 8.0);
+    EXPECT_EQ(scaling.low_freq_factor, 1.0);
+    EXPECT_EQ(scaling.high_freq_factor, 4.0);
+    EXPECT_EQ(scaling.original_max_position_embeddings, 8192);
+    EXPECT_EQ(parsed->architecture.rope_theta, 1e6);
+  }
+  const Result<ParsedConfigJson> yarn =
+      parse_rope(R"({"factor": 4.0, "type": "yarn", "mscale": null, "rope_theta": 500.0})");
+  ASSERT_TRUE(yarn) << text_of(yarn.error());
+  EXPECT_EQ(yarn->architecture.rope_scaling.type, RopeType::kYarn);
+  EXPECT_EQ(yarn->architecture.rope_scaling.original_max_position_embeddings, 32768);
+  EXPECT_EQ(yarn->architecture.rope_scaling.mscale, std::nullopt);
+  EXPECT_EQ(yarn->architecture.rope_theta, 500.0);  // of the object, before that beside it
+  const Result<ParsedConfigJson> by_ratio = parse_rope(
+      R"({"rope_type": "yarn", "factor": null, "original_max_position_embeddings": 8192})");
+  ASSERT_TRUE(by_ratio) << text_of(by_ratio.error());
+  EXPECT_EQ(by_ratio->architecture.rope_scaling.factor, 4.0);
+  for (const char* plain : {R"({"type": "linear", "factor": 2})",
+                            R"({"rope_type": "dynamic", "factor": 2.0})",
+                            R"({"rope_type": "default", "partial_rotary_factor": 1.0})",
+                            R"({})"}) {
+    const Result<ParsedConfigJson> parsed = parse_rope(plain);
+    EXPECT_TRUE(parsed) << plain << text_of(parsed.error());
+  }
+}
+
+TEST(ConfigJson, RotaryScalingThatIsNotComputedIsRefusedAndMayBeIgnored) {
+  const std::pair<const char*, const char*> refused[] = {
+      {R"({"rope_type": "longrope", "factor": 4.0})", "rope_scaling.rope_type"},
+      {R"({"type": "mrope", "mrope_section": [16, 24, 24]})", "rope_scaling.type"},
+      {R"({"rope_type": "linear"})", "'rope_scaling.factor' is missing"},
+      {R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0})", "high_freq_factor"},
+      {R"({"rope_type": "linear", "factor": 2.0, "beta_fast": 32})", "rope_scaling.beta_fast"},
+      {R"({"rope_type": "default", "partial_rotary_factor": 0.5})", "partial_rotary_factor"},
+      {R"({"rope_type": "linear", "factor": "2"})", "has the wrong type"},
+      {R"({"rope_type": "yarn", "factor": 2.0, "truncate": 1})", "rope_scaling.truncate"},
+  };
+  for (const auto& [object, says] : refused) {
+    const Result<ParsedConfigJson> parsed = parse_rope(object);
+    ASSERT_FALSE(parsed) << object;
+    EXPECT_EQ(parsed.error().code, ExitCode::kUsage);
+    EXPECT_NE(text_of(parsed.error()).find(says), std::string::npos) << text_of(parsed.error());
+    const Result<ParsedConfigJson> ignored = parse_rope(object, "rope_scaling", {"rope_scaling"});
+    ASSERT_TRUE(ignored) << text_of(ignored.error());
+    EXPECT_EQ(ignored->architecture.rope_scaling, RopeScaling{});
+  }
+  EXPECT_FALSE(parse_rope(R"({"rope_type": "linear", "factor": -1.0})"));
+  const Result<ParsedConfigJson> twice =
+      parse(with(kLlama, R"("rope_scaling": {"rope_type": "linear", "factor": 2.0})"));
+  ASSERT_FALSE(twice);
+  EXPECT_NE(text_of(twice.error()).find("contradict"), std::string::npos);
+  const Result<ParsedConfigJson> ignored = parse_rope(
+      R"({"rope_type": "longrope", "rope_theta": 7.0})", "rope_parameters", {"rope_parameters"});
   ASSERT_TRUE(ignored) << text_of(ignored.error());
-  EXPECT_EQ(ignored->architecture.rope_theta, 500.0);
+  EXPECT_EQ(ignored->architecture.rope_theta, 7.0);
+}
+
+TEST(ConfigJson, WrittenRotaryScalingReadsBackEqual) {
+  for (const char* object :
+       {R"({"rope_type": "linear", "factor": 2.5})",
+        R"({"rope_type": "dynamic", "factor": 3.0})",
+        R"({"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.5,
+            "high_freq_factor": 4.25, "original_max_position_embeddings": 77})",
+        R"({"rope_type": "yarn", "factor": 4.0, "beta_fast": 16, "beta_slow": 2, "mscale": 0.7,
+            "mscale_all_dim": 0.3, "truncate": false})",
+        R"({"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25})"}) {
+    const Result<ParsedConfigJson> parsed = parse_rope(object);
+    ASSERT_TRUE(parsed) << text_of(parsed.error());
+    const std::string written = config_to_json(parsed->architecture, Dtype::kF32).dump();
+    const Result<ParsedConfigJson> again = parse(written);
+    ASSERT_TRUE(again) << text_of(again.error());
+    EXPECT_EQ(again->architecture, parsed->architecture) << written;
+  }
 }
 
 TEST(ConfigJson, AllProblemsAreReportedAtOnce) {

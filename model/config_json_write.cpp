@@ -3,6 +3,7 @@
 #include <utility>
 
 #include "model/config_json.hpp"
+#include "model/config_json_rope.hpp"
 
 namespace headrace::model {
 
@@ -82,8 +83,10 @@ void set_dialect_fields(const Architecture& a, Json& config) {
 
 // rope_theta for transformers before version 5, rope_parameters from then on.
 void set_llama_fields(const Architecture& a, Json& config) {
-  Json rope = Json::object();
-  rope.set("rope_theta", a.rope_theta).set("rope_type", "default");
+  const Json scaling = rope_scaling_to_json(a.rope_scaling);
+  const bool scaled = a.rope_scaling.type != RopeType::kDefault;
+  Json rope = scaling;
+  rope.set("rope_theta", a.rope_theta);
   config.set("attention_dropout", 0.0)
       .set("head_dim", a.head_dim)
       .set("hidden_act", "silu")
@@ -95,7 +98,7 @@ void set_llama_fields(const Architecture& a, Json& config) {
       .set("num_key_value_heads", a.kv_heads)
       .set("rms_norm_eps", a.norm_eps)
       .set("rope_parameters", std::move(rope))
-      .set("rope_scaling", Json())
+      .set("rope_scaling", scaled ? scaling : Json())
       .set("rope_theta", a.rope_theta);
   set_dialect_fields(a, config);
 }

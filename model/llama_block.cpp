@@ -445,9 +445,11 @@ std::shared_ptr<const RopeTables> make_rope_tables(const Architecture& architect
   const auto size = static_cast<std::size_t>(batch.seq_len * (architecture.head_dim / 2));
   tables->cosine.resize(size);
   tables->sine.resize(size);
+  const RopeFrequencies frequencies =
+      rope_frequencies(rope_shape(architecture), architecture.rope_scaling, batch.seq_len);
   kernels::rope_table({.positions = batch.seq_len,
-                       .head_dim = architecture.head_dim,
-                       .theta = architecture.rope_theta},
+                       .radians = frequencies.radians,
+                       .amplitude = frequencies.amplitude},
                       tables->cosine,
                       tables->sine);
   return tables;

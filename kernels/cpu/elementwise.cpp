@@ -136,18 +136,16 @@ void swiglu_backward(const Context& context, const SwigluBackwardArgs& args) {
   });
 }
 
-void rope_table(const RopeTableShape& shape, std::span<float> cosine, std::span<float> sine) {
-  HEADRACE_ASSERT(shape.head_dim % 2 == 0, "rotary positions pair the elements of a head");
-  const std::int64_t half = shape.head_dim / 2;
-  const auto size = static_cast<std::size_t>(shape.positions * half);
+void rope_table(const RopeTable& table, std::span<float> cosine, std::span<float> sine) {
+  const std::size_t half = table.radians.size();
+  const std::size_t size = static_cast<std::size_t>(table.positions) * half;
   HEADRACE_ASSERT(cosine.size() == size && sine.size() == size, "a table of the wrong size");
-  for (std::int64_t position = 0; position < shape.positions; ++position) {
-    for (std::int64_t j = 0; j < half; ++j) {
-      const double exponent = -2.0 * static_cast<double>(j) / static_cast<double>(shape.head_dim);
-      const double angle = static_cast<double>(position) * std::pow(shape.theta, exponent);
-      const auto at = static_cast<std::size_t>(position * half + j);
-      cosine[at] = static_cast<float>(std::cos(angle));
-      sine[at] = static_cast<float>(std::sin(angle));
+  for (std::int64_t position = 0; position < table.positions; ++position) {
+    for (std::size_t j = 0; j < half; ++j) {
+      const double angle = static_cast<double>(position) * table.radians[j];
+      const std::size_t at = static_cast<std::size_t>(position) * half + j;
+      cosine[at] = static_cast<float>(table.amplitude * std::cos(angle));
+      sine[at] = static_cast<float>(table.amplitude * std::sin(angle));
     }
   }
 }

@@ -233,9 +233,15 @@ def compare_config(report, case, exported):
     ]
     report.check("and says what the source says", not wrong, "\n".join(wrong))
     if "rope_parameters" in source:
-        theta = source["rope_parameters"]["rope_theta"]
-        found = target.get("rope_theta", target.get("rope_parameters", {}).get("rope_theta"))
-        report.equal("with the same rope_theta", found, theta)
+        wanted = source["rope_parameters"]
+        found = {key: target["rope_parameters"].get(key) for key in wanted}
+        report.equal("with the same rotary positions", found, wanted)
+        older = {"rope_theta": target["rope_theta"], "rope_type": "default"}
+        report.equal(
+            "under their older names too",
+            {key: {**older, **(target["rope_scaling"] or {})}.get(key) for key in wanted},
+            wanted,
+        )
     dtype = target.get("dtype", target.get("torch_dtype"))
     report.equal("and float32 weights", dtype, "float32")
 

@@ -69,6 +69,22 @@ def llama(**changes):
     return transformers.LlamaConfig(**{**sizes, "initializer_range": 0.1, **changes})
 
 
+# Llama's family, smaller still.
+NARROW = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "initializer_range": 0.1,
+}
+
+
+def rope(kind, **fields):
+    return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **fields}}
+
+
 def strip_prefix(tensors):
     """The older spelling of a GPT-2 file: no `transformer.`, and the masks stored as buffers."""
     plain = {name.removeprefix("transformer."): tensor for name, tensor in tensors.items()}
@@ -159,6 +175,35 @@ CASES = {
                 {"match": ["*_proj.weight"], "betas": [0.95, 0.9]},
             ],
         },
+        {},
+    ),
+}
+
+
+CASES |= {
+    "llama-rope-llama3": (
+        lambda: transformers.LlamaConfig(
+            **NARROW,
+            **rope(
+                "llama3",
+                factor=4.0,
+                low_freq_factor=1.0,
+                high_freq_factor=4.0,
+                original_max_position_embeddings=32,
+            ),
+            head_dim=16,
+            max_position_embeddings=64,
+        ),
+        {"seq_len": 45, "micro_batch": 1},
+        {"dtype": torch.bfloat16},
+    ),
+    "qwen2-rope-yarn": (
+        lambda: transformers.Qwen2Config(
+            **NARROW,
+            **rope("yarn", factor=4.0, original_max_position_embeddings=64),
+            max_position_embeddings=256,
+        ),
+        {"seq_len": 27, "eps": 1e-6},
         {},
     ),
 }
