@@ -21,6 +21,8 @@ CommandSpec spec() {
                    .value = "FILE|DIR|bytes",
                    .help = "A tokenizer.json, a directory that holds one, or bytes (needed)"},
                   {.name = "--to", .value = "OUT.bin", .help = "The token file to make (needed)"},
+                  {.name = "--chat",
+                   .help = "Instruction data: lines of messages, or of prompt and completion"},
                   {.name = "--field",
                    .value = "NAME",
                    .help = "The member of a JSON line that holds the text; text without it"},
@@ -50,10 +52,42 @@ Result<train::TokenizeRequest> request_of(const Arguments& arguments) {
   if (arguments.text("--format").value_or("llm.c") == "raw") {
     request.format = train::TokenFormat::kRaw;
   }
+  if (arguments.has("--chat")) {
+    if (arguments.has("--field") || arguments.has("--format")) {
+      return usage_error("tokenize: --field and --format do not go with --chat")
+          .with_why("instruction data have fields and a format of their own")
+          .with_hint("headrace tokenize --help");
+    }
+    request.format = train::TokenFormat::kChat;
+  }
   HEADRACE_ASSIGN(const auto threads, arguments.integer("--threads", 1));
   request.threads = threads.value_or(0);
   request.overwrite = arguments.has("--overwrite");
   return request;
+}
+
+const char* format_name(train::TokenFormat format) {
+  switch (format) {
+    case train::TokenFormat::kRaw:
+      return "raw";
+    case train::TokenFormat::kChat:
+      return "chat";
+    case train::TokenFormat::kLlmc:
+      break;
+  }
+  return "llm.c";
+}
+
+std::string in_words(const train::Tokenized& made, bool is_chat) {
+  if (is_chat) {
+    return fmt::format(
+        "{} examples, {} tokens, {} of them to learn", made.documents, made.tokens, made.learned);
+  }
+  return fmt::format("{} tokens of {} bytes, {} documents, each ended by {}",
+                     made.tokens,
+                     made.token_bytes,
+                     made.documents,
+                     made.eos ? fmt::format("token {}", *made.eos) : "nothing");
 }
 
 Result<ExitCode> run(const Invocation& invocation) {
@@ -63,10 +97,14 @@ Result<ExitCode> run(const Invocation& invocation) {
   const double rate = static_cast<double>(made.text_bytes) / made.seconds;
   Json json = Json::object();
   json.add("target", request.target);
-  json.add("format", request.format == train::TokenFormat::kRaw ? "raw" : "llm.c");
+  const bool is_chat = request.format == train::TokenFormat::kChat;
+  json.add("format", format_name(request.format));
   json.add("token_bytes", made.token_bytes);
   json.add("tokens", made.tokens);
-  json.add("documents", made.documents);
+  json.add(is_chat ? "examples" : "documents", made.documents);
+  if (is_chat) {
+    json.add("learned", made.learned);
+  }
   json.add("files", made.files);
   json.add("text_bytes", made.text_bytes);
   json.add("tokenizer", made.tokenizer);
@@ -76,13 +114,9 @@ Result<ExitCode> run(const Invocation& invocation) {
   json.add("bytes_per_s", rate);
   invocation.output.result(json,
                            invocation.json,
-                           fmt::format("{}: {} tokens of {} bytes, {} documents, each ended by {}\n"
-                                       "{} of text in {}, {}/s\n",
+                           fmt::format("{}: {}\n{} of text in {}, {}/s\n",
                                        request.target,
-                                       made.tokens,
-                                       made.token_bytes,
-                                       made.documents,
-                                       made.eos ? fmt::format("token {}", *made.eos) : "nothing",
+                                       in_words(made, is_chat),
                                        format_bytes(made.text_bytes),
                                        format_duration(made.seconds),
                                        format_bytes(static_cast<std::uint64_t>(rate))));

@@ -262,7 +262,7 @@ constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::data, &DataSection::train>(
         {.name = "data.train",
          .kind = Kind::kPaths,
-         .doc = "files and globs (*, ?, [..], **): text with a tokenizer, or token files",
+         .doc = "files and globs (*, ?, [..], **): text with a tokenizer, token or chat files",
          .makes_numbers = true,
          .default_words = "none; needed to train"}),
     key<&RunConfig::data, &DataSection::tokenizer>(
@@ -277,6 +277,13 @@ constexpr Key<RunConfig> kRunKeys[] = {
          .doc = "windows in a new random order each epoch, or as llm.c reads them",
          .makes_numbers = true,
          .choices = "shuffled|sequential"}),
+    key<&RunConfig::data, &DataSection::packing>(
+        {.name = "data.packing",
+         .kind = Kind::kText,
+         .doc =
+             "of chat files: an example a row, padded; or rows cut from all, one after another",
+         .makes_numbers = true,
+         .choices = "none|wrapped"}),
     key<&RunConfig::data, &DataSection::token_width>(
         {.name = "data.token_width",
          .kind = Kind::kInteger,

@@ -68,6 +68,7 @@ ignore = ["use_cache"]
 train = ["a.txt", "../other/**/*.txt"]
 tokenizer = "bytes"
 order = "sequential"
+packing = "wrapped"
 eos = 256
 [batch]
 micro_batch = 2
@@ -169,7 +170,7 @@ TEST_F(ConfigTest, EveryValueOfAFullFileArrives) {
   EXPECT_EQ(config.exports.keep, 3);
   EXPECT_EQ(config.log.every, 5);
   EXPECT_EQ(config.log.stuck_after, "90s");
-  EXPECT_EQ(config_place(config, "optim.lr"), place("32:1"));
+  EXPECT_EQ(config_place(config, "optim.lr"), place("33:1"));
   EXPECT_EQ(config_place(config, "run.epochs"), "");
 }
 

@@ -41,6 +41,7 @@ struct DataSection {
   std::vector<std::string> train;  // files and globs
   std::string tokenizer;           // "bytes", a path, or empty (token files)
   std::string order = "shuffled";  // "shuffled" | "sequential"
+  std::string packing = "none";    // "none" | "wrapped"
   std::optional<int> token_width;  // bytes, 2 | 4, for raw token files
   std::optional<std::int64_t> eos;
 

@@ -20,23 +20,17 @@ std::int64_t rows_of_step(const BatchSection& batch) {
 // A run has no more steps than run.steps may ask for.
 constexpr double kStepsMax = 1e12;
 
-// Windows of `stride` + 1 tokens, `stride` apart.
-std::int64_t windows_in(const TokenRange& range, std::int64_t stride) {
-  return range.tokens > 0 ? (range.tokens - 1) / stride : 0;
-}
+// Row `index` of those that a batch is made of.
+struct BatchRow {
+  std::span<std::int32_t> tokens;
+  std::span<std::int32_t> targets;
+};
 
-// Before anything is as large as a window.
-Status check_one_window(const TokenRange& range, std::int64_t stride) {
-  if (windows_in(range, stride) > 0) {
-    return {};
-  }
-  return usage_error(fmt::format("data: {} tokens are too few", range.tokens))
-      .with_why(fmt::format("one window needs {} tokens and the one after", stride))
-      .with_hint("add data, or lower batch.seq_len");
-}
-
-std::int64_t stride_of(const BatchSection& batch, bool shuffled) {
-  return shuffled ? batch.seq_len : batch.seq_len * batch.micro_batch;
+BatchRow row_of_batch(StepBatch& batch, std::int64_t index, std::int64_t row_tokens) {
+  const auto first = static_cast<std::size_t>(index * row_tokens);
+  const auto count = static_cast<std::size_t>(row_tokens);
+  return {.tokens = std::span(batch.tokens).subspan(first, count),
+          .targets = std::span(batch.targets).subspan(first, count)};
 }
 
 }  // namespace
@@ -45,24 +39,24 @@ StepBatch::StepBatch(const BatchSection& batch)
     : tokens(static_cast<std::size_t>(rows_of_step(batch))),
       targets(static_cast<std::size_t>(rows_of_step(batch))) {}
 
-TrainLoader::TrainLoader(TokenSource& source, TokenRange range, Settings settings)
-    : source_(&source),
-      range_(range),
+TrainLoader::TrainLoader(Rows rows, Settings settings, std::int64_t row_tokens)
+    : rows_(std::move(rows)),
       settings_(std::move(settings)),
-      shuffled_(settings_.order != "sequential") {
-  const std::int64_t stride = stride_of(settings_.batch, shuffled_);
-  pieces_per_step_ = settings_.batch.accumulate * (shuffled_ ? settings_.batch.micro_batch : 1);
-  per_epoch_ = windows_in(range_, stride);
-  window_.resize(static_cast<std::size_t>(stride + 1));
-}
+      row_tokens_(row_tokens),
+      rows_per_step_(rows_of_step(settings_.batch) / row_tokens) {}
 
-Result<TrainLoader> TrainLoader::make(TokenSource& source, TokenRange range, Settings settings) {
+Result<TrainLoader> TrainLoader::make(TokenSource& source, DataRange range, Settings settings) {
   if (settings.order != "shuffled" && settings.order != "sequential") {
     return usage_error(fmt::format("data.order: '{}' is not an order", settings.order))
         .with_hint("one of shuffled, sequential");
   }
-  HEADRACE_TRY(check_one_window(range, stride_of(settings.batch, settings.order != "sequential")));
-  return TrainLoader(source, range, std::move(settings));
+  // llm.c's stride: a micro-batch is one run of tokens.
+  const bool in_runs = settings.order == "sequential" && !source.is_chat();
+  const std::int64_t row_tokens =
+      settings.batch.seq_len * (in_runs ? settings.batch.micro_batch : 1);
+  HEADRACE_ASSIGN(Rows rows,
+                  Rows::make(source, range, {.length = row_tokens, .packed = settings.packed}));
+  return TrainLoader(std::move(rows), std::move(settings), row_tokens);
 }
 
 std::int64_t TrainLoader::tokens_per_step() const {
@@ -71,96 +65,81 @@ std::int64_t TrainLoader::tokens_per_step() const {
 
 std::int64_t TrainLoader::steps_in(double epochs) const {
   const double steps =
-      std::floor(epochs * static_cast<double>(per_epoch_) / static_cast<double>(pieces_per_step_));
+      std::floor(epochs * static_cast<double>(rows_.count()) / static_cast<double>(rows_per_step_));
   return std::max<std::int64_t>(1, static_cast<std::int64_t>(std::min(steps, kStepsMax)));
 }
 
 double TrainLoader::epochs_at(std::int64_t step) const {
-  return static_cast<double>(step * pieces_per_step_) / static_cast<double>(per_epoch_);
+  return static_cast<double>(step * rows_per_step_) / static_cast<double>(rows_.count());
 }
 
-// `window_` holds the tokens at `first`; its inputs and targets go to rows [row, …) of the batch.
-Status TrainLoader::fill_rows(std::int64_t first, std::int64_t row, StepBatch& batch) {
-  HEADRACE_TRY(source_->read(range_.first + first, window_));
-  std::copy(window_.begin(), window_.end() - 1, batch.tokens.begin() + row);
-  std::copy(window_.begin() + 1, window_.end(), batch.targets.begin() + row);
-  return {};
-}
-
-Status TrainLoader::fill_window(std::int64_t sequence, std::int64_t row, StepBatch& batch) {
-  const FeistelPermutation order({.size = static_cast<std::uint64_t>(per_epoch_),
+// Of the run's rows, counted from its start.
+std::int64_t TrainLoader::row_of(std::int64_t number) const {
+  const std::int64_t per_epoch = rows_.count();
+  if (settings_.order == "sequential") {
+    return number % per_epoch;
+  }
+  const FeistelPermutation order({.size = static_cast<std::uint64_t>(per_epoch),
                                   .seed = settings_.seed,
-                                  .epoch = static_cast<std::uint32_t>(sequence / per_epoch_)});
-  const auto window =
-      static_cast<std::int64_t>(order(static_cast<std::uint64_t>(sequence % per_epoch_)));
-  return fill_rows(window * settings_.batch.seq_len, row, batch);
+                                  .epoch = static_cast<std::uint32_t>(number / per_epoch)});
+  return static_cast<std::int64_t>(order(static_cast<std::uint64_t>(number % per_epoch)));
 }
 
-Status TrainLoader::fill_run(std::int64_t micro_batch, std::int64_t row, StepBatch& batch) {
-  const std::int64_t stride = settings_.batch.micro_batch * settings_.batch.seq_len;
-  return fill_rows((micro_batch % per_epoch_) * stride, row, batch);
-}
-
-Status TrainLoader::fill(std::int64_t step, StepBatch& batch) {
+Status TrainLoader::fill(std::int64_t step, StepBatch& batch) const {
   HEADRACE_ASSERT(step >= 0, "steps are counted from 0");
-  const std::int64_t pieces = pieces_per_step_;
-  const std::int64_t rows = tokens_per_step() / pieces;
-  for (std::int64_t i = 0; i < pieces; ++i) {
-    const std::int64_t number = step * pieces + i;
-    HEADRACE_TRY(shuffled_ ? fill_window(number, i * rows, batch)
-                           : fill_run(number, i * rows, batch));
+  batch.unmasked_targets = 0;
+  for (std::int64_t i = 0; i < rows_per_step_; ++i) {
+    const BatchRow row = row_of_batch(batch, i, row_tokens_);
+    HEADRACE_ASSIGN(const std::int64_t unmasked,
+                    rows_.read(row_of(step * rows_per_step_ + i), row.tokens, row.targets));
+    batch.unmasked_targets += unmasked;
   }
-  batch.unmasked_targets = tokens_per_step();
   return {};
 }
 
-EvalLoader::EvalLoader(TokenSource& source, TokenRange range, Settings settings)
-    : source_(&source), range_(range), settings_(std::move(settings)) {
-  const std::int64_t seq_len = settings_.batch.seq_len;
-  windows_ = windows_in(range_, seq_len);
+EvalLoader::EvalLoader(Rows rows, Settings settings)
+    : rows_(std::move(rows)), settings_(std::move(settings)), count_(rows_.count()) {
   if (settings_.micro_batches) {
-    windows_ = std::min(windows_, *settings_.micro_batches * settings_.batch.micro_batch);
+    count_ = std::min(count_, *settings_.micro_batches * settings_.batch.micro_batch);
   }
-  window_.resize(static_cast<std::size_t>(seq_len + 1));
 }
 
-Result<EvalLoader> EvalLoader::make(TokenSource& source, TokenRange range, Settings settings) {
-  HEADRACE_TRY(check_one_window(range, settings.batch.seq_len));
-  return EvalLoader(source, range, std::move(settings));
+Result<EvalLoader> EvalLoader::make(TokenSource& source, DataRange range, Settings settings) {
+  HEADRACE_ASSIGN(
+      Rows rows,
+      Rows::make(source, range, {.length = settings.batch.seq_len, .packed = settings.packed}));
+  return EvalLoader(std::move(rows), std::move(settings));
 }
 
 std::int64_t EvalLoader::batches() const {
   const std::int64_t per_batch = settings_.batch.accumulate * settings_.batch.micro_batch;
-  return (windows_ + per_batch - 1) / per_batch;
+  return (count_ + per_batch - 1) / per_batch;
 }
 
-Status EvalLoader::fill(std::int64_t index, StepBatch& batch) {
-  const std::int64_t seq_len = settings_.batch.seq_len;
+Status EvalLoader::fill(std::int64_t index, StepBatch& batch) const {
   const std::int64_t per_batch = settings_.batch.accumulate * settings_.batch.micro_batch;
   batch.unmasked_targets = 0;
   for (std::int64_t i = 0; i < per_batch; ++i) {
-    const std::int64_t window = index * per_batch + i;
-    const auto row = static_cast<std::ptrdiff_t>(i * seq_len);
-    if (window >= windows_) {
-      std::fill_n(batch.tokens.begin() + row, seq_len, 0);
-      std::fill_n(batch.targets.begin() + row, seq_len, kMaskedTarget);
+    const std::int64_t number = index * per_batch + i;
+    const BatchRow row = row_of_batch(batch, i, settings_.batch.seq_len);
+    if (number >= count_) {
+      std::fill(row.tokens.begin(), row.tokens.end(), 0);
+      std::fill(row.targets.begin(), row.targets.end(), kMaskedTarget);
       continue;
     }
-    HEADRACE_TRY(source_->read(range_.first + window * seq_len, window_));
-    std::copy(window_.begin(), window_.end() - 1, batch.tokens.begin() + row);
-    std::copy(window_.begin() + 1, window_.end(), batch.targets.begin() + row);
-    batch.unmasked_targets += seq_len;
+    HEADRACE_ASSIGN(const std::int64_t unmasked, rows_.read(number, row.tokens, row.targets));
+    batch.unmasked_targets += unmasked;
   }
   return {};
 }
 
-DataSplit split_tail(std::int64_t tokens, std::optional<double> fraction) {
-  DataSplit split;
+DataSplit split_tail(DataRange whole, std::optional<double> fraction) {
   const auto tail =
-      fraction ? static_cast<std::int64_t>(std::floor(static_cast<double>(tokens) * *fraction)) : 0;
-  split.train = {.first = 0, .tokens = tokens - tail};
-  split.eval = {.first = tokens - tail, .tokens = tail};
-  return split;
+      fraction ? static_cast<std::int64_t>(std::floor(static_cast<double>(whole.count) * *fraction))
+               : 0;
+  const std::int64_t rest = whole.count - tail;
+  return {.train = {.first = whole.first, .count = rest},
+          .eval = {.first = whole.first + rest, .count = tail}};
 }
 
 }  // namespace headrace::train

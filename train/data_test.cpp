@@ -204,7 +204,7 @@ class LoaderTest : public TestFolder {
                                const BatchSection& batch,
                                std::uint64_t seed = 1) {
     auto loader = TrainLoader::make(source,
-                                    {.first = 0, .tokens = source.tokens()},
+                                    {.first = 0, .count = source.tokens()},
                                     {.order = order, .batch = batch, .seed = seed});
     EXPECT_TRUE(loader);
     return std::move(*loader);
@@ -291,7 +291,7 @@ TEST_F(LoaderTest, TooLittleDataIsRefused) {
   for (const auto& [order, batch] :
        {std::pair{"shuffled", batch_of(1, 8, 1)}, std::pair{"sequential", batch_of(2, 4, 1)}}) {
     auto loader = TrainLoader::make(
-        *source, {.first = 0, .tokens = 8}, {.order = order, .batch = batch, .seed = 1});
+        *source, {.first = 0, .count = 8}, {.order = order, .batch = batch, .seed = 1});
     ASSERT_FALSE(loader) << order;
     EXPECT_EQ(loader.error().code, ExitCode::kUsage);
   }
@@ -300,7 +300,7 @@ TEST_F(LoaderTest, TooLittleDataIsRefused) {
 // A window that no memory holds is known not to be in the data before it is made.
 TEST_F(LoaderTest, AWindowBeyondAnyMemoryIsTooLittleData) {
   auto source = numbered(8);
-  const TokenRange range = {.first = 0, .tokens = 8};
+  const DataRange range = {.first = 0, .count = 8};
   const BatchSection long_batch = batch_of(1, std::numeric_limits<std::int64_t>::max(), 1);
   auto eval = EvalLoader::make(*source, range, {.batch = long_batch, .micro_batches = {}});
   ASSERT_FALSE(eval);
@@ -324,7 +324,7 @@ TEST_F(LoaderTest, EvaluationReadsInOrderAndMasksTheRest) {
   const BatchSection batch = batch_of(2, 3, 2);
   // 15 tokens from 20: four whole windows of 3 + 1.
   auto loader = EvalLoader::make(
-      *source, {.first = 20, .tokens = 17}, {.batch = batch, .micro_batches = std::nullopt});
+      *source, {.first = 20, .count = 17}, {.batch = batch, .micro_batches = std::nullopt});
   ASSERT_TRUE(loader);
   ASSERT_EQ(loader->batches(), 2);
   StepBatch step(batch);
@@ -335,7 +335,7 @@ TEST_F(LoaderTest, EvaluationReadsInOrderAndMasksTheRest) {
   EXPECT_EQ(step.targets, (Tokens{33, 34, 35, -1, -1, -1, -1, -1, -1, -1, -1, -1}));
   EXPECT_EQ(step.unmasked_targets, 3);
   loader =
-      EvalLoader::make(*source, {.first = 0, .tokens = 40}, {.batch = batch, .micro_batches = 1});
+      EvalLoader::make(*source, {.first = 0, .count = 40}, {.batch = batch, .micro_batches = 1});
   ASSERT_TRUE(loader);
   ASSERT_TRUE(loader->fill(0, step));
   EXPECT_EQ(loader->batches(), 1);
@@ -343,11 +343,11 @@ TEST_F(LoaderTest, EvaluationReadsInOrderAndMasksTheRest) {
 }
 
 TEST_F(LoaderTest, TheHeldOutTailIsNotTrainedOn) {
-  const DataSplit split = split_tail(1001, 0.1);
-  EXPECT_EQ(split.train.tokens, 901);
+  const DataSplit split = split_tail({.first = 0, .count = 1001}, 0.1);
+  EXPECT_EQ(split.train.count, 901);
   EXPECT_EQ(split.eval.first, 901);
-  EXPECT_EQ(split.eval.tokens, 100);
-  EXPECT_EQ(split_tail(1001, std::nullopt).train.tokens, 1001);
+  EXPECT_EQ(split.eval.count, 100);
+  EXPECT_EQ(split_tail({.first = 0, .count = 1001}, std::nullopt).train.count, 1001);
 }
 
 }  // namespace

@@ -46,7 +46,9 @@ Result<EvalData> open_eval_data(const RunConfig& config, std::int64_t vocab) {
   HEADRACE_ASSIGN(opened.loader,
                   EvalLoader::make(*opened.data.train,
                                    opened.data.split.train,
-                                   {.batch = config.batch, .micro_batches = config.eval.batches}));
+                                   {.batch = config.batch,
+                                    .micro_batches = config.eval.batches,
+                                    .packed = is_packed(config)}));
   return opened;
 }
 
@@ -192,7 +194,7 @@ Result<EvaluatedModel> evaluate_directory(const EvaluateDirectory& request) {
       open_token_files(config, config.eval.data, "--data", weights->architecture().vocab));
   HEADRACE_ASSIGN(data.loader,
                   EvalLoader::make(*data.data.train,
-                                   {.first = 0, .tokens = data.data.train->tokens()},
+                                   data.data.train->whole(),
                                    {.batch = config.batch, .micro_batches = std::nullopt}));
   data.description = request.data.front();
   return evaluate_weights(config, *weights, std::move(data));

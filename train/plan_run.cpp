@@ -55,12 +55,13 @@ Result<std::int64_t> steps_of(const RunConfig& config, std::int64_t vocab) {
     return config.run.steps.value_or(0);
   }
   HEADRACE_ASSIGN(const RunData data, open_run_data(config, vocab));
-  HEADRACE_ASSIGN(
-      const TrainLoader loader,
-      TrainLoader::make(
-          *data.train,
-          data.split.train,
-          {.order = config.data.order, .batch = config.batch, .seed = config.run.seed}));
+  HEADRACE_ASSIGN(const TrainLoader loader,
+                  TrainLoader::make(*data.train,
+                                    data.split.train,
+                                    {.order = config.data.order,
+                                     .batch = config.batch,
+                                     .seed = config.run.seed,
+                                     .packed = is_packed(config)}));
   return loader.steps_in(*config.run.epochs);
 }
 

@@ -144,7 +144,8 @@ class Opener {
                                       session.data.split.train,
                                       {.order = session.config.data.order,
                                        .batch = session.config.batch,
-                                       .seed = session.config.run.seed}));
+                                       .seed = session.config.run.seed,
+                                       .packed = is_packed(session.config)}));
     HEADRACE_ASSIGN(session.eval_loader, make_eval_loader(session.config, session.data));
     if (!session.config.run.steps && !session.config.run.epochs) {
       return usage_error("neither run.steps nor run.epochs is set")
@@ -368,6 +369,23 @@ class Opener {
   Planned planned_;
 };
 
+std::string data_in_words(const Session& session) {
+  const TokenSource& source = *session.data.train;
+  std::string text = fmt::format("{} tokens in {} files; the run is {:.2f} epochs",
+                                 source.tokens(),
+                                 source.identity().files,
+                                 session.loader->epochs_at(session.steps));
+  if (source.is_chat()) {
+    const Rows& rows = session.loader->rows();
+    text = fmt::format("{} examples, {}; {:.0f} % of the {} rows is padding",
+                       source.whole().count,
+                       text,
+                       100 * (1 - rows.filled_share()),
+                       rows.count());
+  }
+  return text;
+}
+
 // The lines "key = value" of TOML, with their sections put before the keys.
 void add_toml(const std::string& toml, std::vector<Setting>& settings) {
   std::istringstream lines(toml);
@@ -422,26 +440,30 @@ Result<RunData> open_run_data(const RunConfig& config, std::int64_t vocab) {
   if (!config.eval.data.empty()) {
     HEADRACE_ASSIGN(data.eval, open_token_files(config, config.eval.data, "eval.data", vocab));
   }
-  data.split = split_tail(data.train->tokens(), config.eval.fraction);
+  data.split = split_tail(data.train->whole(), config.eval.fraction);
   return data;
 }
 
 Result<std::optional<EvalLoader>> make_eval_loader(const RunConfig& config, RunData& data) {
   TokenSource* source = data.eval != nullptr ? data.eval.get() : data.train.get();
-  const TokenRange range = data.eval != nullptr
-                               ? TokenRange{.first = 0, .tokens = data.eval->tokens()}
-                               : data.split.eval;
+  const DataRange range = data.eval != nullptr ? data.eval->whole() : data.split.eval;
   if (data.eval == nullptr && !config.eval.fraction) {
     return std::optional<EvalLoader>();
   }
   Result<EvalLoader> loader = EvalLoader::make(
-      *source, range, {.batch = config.batch, .micro_batches = config.eval.batches});
+      *source,
+      range,
+      {.batch = config.batch, .micro_batches = config.eval.batches, .packed = is_packed(config)});
   if (!loader) {
     Error error = std::move(loader).error();
     error.where = config_place(config, data.eval != nullptr ? "eval.data" : "eval.fraction");
     return error;
   }
   return std::optional(*std::move(loader));
+}
+
+bool is_packed(const RunConfig& config) {
+  return config.data.packing == "wrapped";
 }
 
 RunConfig resolve_config(RunConfig config, std::optional<int> committed_threads) {
@@ -489,11 +511,7 @@ std::vector<Setting> settings_of(const Session& session) {
                   format_count(static_cast<double>(planned.spec.trainable_parameters()))));
   add("steps", fmt::format("{} of {}", session.steps - session.state.step, session.steps));
   add("tokens a step", std::to_string(session.loader->tokens_per_step()));
-  add("data",
-      fmt::format("{} tokens in {} files; the run is {:.2f} epochs",
-                  session.data.train->tokens(),
-                  session.data.train->identity().files,
-                  session.loader->epochs_at(session.steps)));
+  add("data", data_in_words(session));
   add("optimizer threads", std::to_string(planned.options.optimizer_threads));
   add("store", session.store->path());
   return settings;

@@ -57,6 +57,8 @@ struct RunData {
     std::int64_t vocab);
 
 // eval.data, else the held-out tail; nothing where neither is set. At most eval.batches.
+// Whether rows of chat files hold several examples.
+[[nodiscard]] bool is_packed(const RunConfig& config);
 [[nodiscard]] Result<std::optional<EvalLoader>> make_eval_loader(const RunConfig& config,
                                                                  RunData& data);
 

@@ -12,6 +12,7 @@
 #include <limits>
 #include <utility>
 
+#include "core/assert.hpp"
 #include "core/files.hpp"
 
 namespace headrace::train {
@@ -68,7 +69,8 @@ Status TokenWriter::begin() {
     return writing_error(partial_, errno);
   }
   file_ = std::move(file);
-  if (format_ == TokenFormat::kLlmc) {
+  static_assert(kLlmcHeaderBytes == kChatHeaderBytes);
+  if (format_ != TokenFormat::kRaw) {
     return write_all(file_.get(), std::string(kLlmcHeaderBytes, '\0'));
   }
   return {};
@@ -90,16 +92,43 @@ Status TokenWriter::append(std::string_view bytes) {
   return {};
 }
 
-Status TokenWriter::finish() {
-  if (format_ == TokenFormat::kLlmc) {
-    const bool wide = width_ == 4;
-    const std::array<std::int32_t, 3> head = {wide ? kLlmcMagicU32 : kLlmcMagicU16,
-                                              wide ? kLlmcVersionU32 : kLlmcVersionU16,
-                                              static_cast<std::int32_t>(tokens_)};
-    if (::pwrite(file_.get(), head.data(), sizeof head, 0) != static_cast<ssize_t>(sizeof head)) {
-      return writing_error(partial_, errno);
-    }
+void TokenWriter::end_examples(std::span<const std::uint32_t> lengths) {
+  for (const std::uint32_t length : lengths) {
+    ends_.push_back((ends_.empty() ? 0 : ends_.back()) + length);
   }
+}
+
+Status TokenWriter::write_header() {
+  std::string bytes;
+  const auto add = [&](const auto& header) {
+    bytes.assign(reinterpret_cast<const char*>(&header), sizeof header);
+  };
+  if (format_ == TokenFormat::kChat) {
+    HEADRACE_ASSERT(tokens_ == (ends_.empty() ? 0 : ends_.back()), "every token is of an example");
+    add(ChatHeader{.tokens = static_cast<std::int64_t>(tokens_),
+                   .examples = static_cast<std::int64_t>(ends_.size())});
+  } else if (format_ == TokenFormat::kLlmc) {
+    const bool wide = width_ == 4;
+    add(std::array<std::int32_t, 3>{wide ? kLlmcMagicU32 : kLlmcMagicU16,
+                                    wide ? kLlmcVersionU32 : kLlmcVersionU16,
+                                    static_cast<std::int32_t>(tokens_)});
+  }
+  if (::pwrite(file_.get(), bytes.data(), bytes.size(), 0) != static_cast<ssize_t>(bytes.size())) {
+    return writing_error(partial_, errno);
+  }
+  return {};
+}
+
+Status TokenWriter::finish() {
+  if (Status status = write_all(
+          file_.get(),
+          {reinterpret_cast<const char*>(ends_.data()), ends_.size() * sizeof(std::uint64_t)});
+      !status) {
+    Error error = std::move(status).error();
+    error.what = fmt::format("'{}': {}", partial_, error.what);
+    return error;
+  }
+  HEADRACE_TRY(write_header());
   if (::fsync(file_.get()) != 0 || std::rename(partial_.c_str(), path_.c_str()) != 0) {
     return writing_error(path_, errno);
   }

@@ -19,6 +19,7 @@
 #include "core/system.hpp"
 #include "core/threads.hpp"
 #include "model/tokenizer.hpp"
+#include "train/chat_example.hpp"
 #include "train/interrupt.hpp"
 #include "train/text_input.hpp"
 
@@ -44,7 +45,9 @@ struct Chunk {
 
 struct Encoded {
   Status status;
-  std::string bytes;  // of the tokens
+  std::string bytes;                   // of the tokens
+  std::vector<std::uint32_t> lengths;  // of a chat file's examples, in tokens
+  std::uint64_t learned = 0;
   std::uint64_t documents = 0;
   std::uint64_t text_bytes = 0;
 };
@@ -140,19 +143,34 @@ class Reader {
   std::string held_;
 };
 
+// What ends a document, or makes an example.
+struct Endings {
+  std::optional<std::int32_t> eos;
+  const ChatEncoder* chat = nullptr;
+};
+
 // Turns chunks into bytes of tokens; const, for any thread.
 class Encoder {
  public:
   Encoder(const model::Tokenizer& tokenizer,
           const TokenizeRequest& request,
           const std::vector<std::string>& files,
-          std::optional<std::int32_t> eos,
+          const Endings& endings,
           int width)
-      : tokenizer_(tokenizer), request_(request), files_(files), eos_(eos), width_(width) {}
+      : tokenizer_(tokenizer),
+        request_(request),
+        files_(files),
+        eos_(endings.eos),
+        chat_(endings.chat),
+        width_(width) {}
 
   [[nodiscard]] Encoded encode(const Chunk& chunk) const {
     Encoded encoded;
     encoded.text_bytes = chunk.text.size();
+    if (chat_ != nullptr) {
+      encoded.status = encode_examples(chunk, encoded);
+      return encoded;
+    }
     std::vector<std::int32_t> tokens;
     encoded.status = chunk.lines ? encode_lines(chunk, tokens, encoded.documents)
                                  : encode_text(chunk, tokens, encoded.documents);
@@ -175,9 +193,9 @@ class Encoder {
     return {};
   }
 
-  Status encode_lines(const Chunk& chunk,
-                      std::vector<std::int32_t>& tokens,
-                      std::uint64_t& documents) const {
+  // Each line that is not blank; its error gets its place.
+  template <class F>
+  [[nodiscard]] Status for_each_line(const Chunk& chunk, const F& encode_one) const {
     std::uint64_t number = chunk.first_line;
     for (std::string_view rest = chunk.text; !rest.empty(); ++number) {
       const std::size_t end = std::min(rest.find('\n'), rest.size());
@@ -186,20 +204,49 @@ class Encoder {
       if (line.find_first_not_of(" \t\r") == std::string_view::npos) {
         continue;
       }
-      if (Status status = encode_line(line, tokens); !status) {
+      Result<Json> json = parse_json(line);
+      Status status = json ? encode_one(*json)
+                           : std::move(json).error().with_hint("JSON lines are one object a line");
+      if (!status) {
         return at(std::move(status).error(), fmt::format("{}:{}", files_[chunk.file], number));
       }
-      end_document(tokens, documents);
     }
     return {};
   }
 
-  Status encode_line(std::string_view line, std::vector<std::int32_t>& tokens) const {
-    Result<Json> json = parse_json(line);
-    if (!json) {
-      return std::move(json).error().with_hint("JSON lines are one object a line");
+  Status encode_lines(const Chunk& chunk,
+                      std::vector<std::int32_t>& tokens,
+                      std::uint64_t& documents) const {
+    return for_each_line(chunk, [&](const Json& line) -> Status {
+      HEADRACE_TRY(encode_line(line, tokens));
+      end_document(tokens, documents);
+      return {};
+    });
+  }
+
+  Status encode_examples(const Chunk& chunk, Encoded& encoded) const {
+    std::vector<std::uint32_t> words;
+    Status status = for_each_line(chunk, [&](const Json& line) -> Status {
+      const std::size_t before = words.size();
+      HEADRACE_TRY(chat_->encode(line, words));
+      encoded.lengths.push_back(static_cast<std::uint32_t>(words.size() - before));
+      return {};
+    });
+    encoded.documents = encoded.lengths.size();
+    for (const std::uint32_t word : words) {
+      encoded.learned += word >= kLearnedBit ? 1 : 0;
     }
-    const Json* text = json->find(request_.field);
+    encoded.bytes.assign(reinterpret_cast<const char*>(words.data()), words.size() * 4);
+    return status;
+  }
+
+  Status encode_line(const Json& line, std::vector<std::int32_t>& tokens) const {
+    if (request_.field == "text" && line.find("text") == nullptr &&
+        (line.find("messages") != nullptr || line.find("completion") != nullptr)) {
+      return usage_error("there is no \"text\", but a conversation")
+          .with_hint("--chat makes a chat file of instruction data");
+    }
+    const Json* text = line.find(request_.field);
     if (text == nullptr || text->as_string() == nullptr) {
       return corrupt_error(text == nullptr ? fmt::format("there is no \"{}\"", request_.field)
                                            : fmt::format("\"{}\" is no text", request_.field))
@@ -236,6 +283,7 @@ class Encoder {
   const TokenizeRequest& request_;
   const std::vector<std::string>& files_;
   std::optional<std::int32_t> eos_;
+  const ChatEncoder* chat_;  // null: no chat file
   int width_;
 };
 
@@ -281,6 +329,8 @@ Status run_pipeline(Reader& reader,
     }
     writing = encoded->status ? writer.append(encoded->bytes) : encoded->status;
     failed = !writing;
+    writer.end_examples(encoded->lengths);
+    result.learned += encoded->learned;
     result.documents += encoded->documents;
     result.text_bytes += encoded->text_bytes;
   };
@@ -394,6 +444,26 @@ Result<std::vector<std::string>> files_of(const TokenizeRequest& request) {
   return files;
 }
 
+Status check_lines(const std::vector<std::string>& files) {
+  for (const std::string& file : files) {
+    if (!holds_lines(file)) {
+      return usage_error(fmt::format("'{}' is no file of JSON lines", file))
+          .with_why(
+              "--chat reads examples from .jsonl, .ndjson or .json, plain or with .gz or .zst")
+          .with_hint("rename the file if it holds them");
+    }
+  }
+  return {};
+}
+
+Result<ChatTemplate> template_beside(const model::Tokenizer& tokenizer) {
+  if (tokenizer.name() == "bytes") {
+    return usage_error("bytes have no chat template")
+        .with_hint("lines of texts {\"prompt\": ..., \"completion\": ...} need none");
+  }
+  return ChatTemplate::beside(std::string(tokenizer.name()));
+}
+
 Status check_target(const TokenizeRequest& request) {
   if (is_directory(request.target)) {
     return usage_error(fmt::format("'{}' is a directory", request.target))
@@ -420,9 +490,19 @@ Result<Tokenized> tokenize_files(const TokenizeRequest& request) {
   HEADRACE_ASSIGN(const auto tokenizer, model::make_tokenizer(request.tokenizer));
   Tokenized result;
   result.tokenizer = tokenizer->name();
-  HEADRACE_ASSIGN(result.eos, eos_of(request, *tokenizer));
+  const bool is_chat = request.format == TokenFormat::kChat;
+  Result<std::optional<std::int32_t>> eos = eos_of(request, *tokenizer);
+  if (!eos && (!is_chat || request.eos)) {
+    return std::move(eos).error();
+  }
+  std::optional<ChatEncoder> chat;
+  if (is_chat) {
+    HEADRACE_TRY(check_lines(files));
+    chat.emplace(*tokenizer, template_beside(*tokenizer), eos);
+  }
+  result.eos = eos ? *eos : std::nullopt;
   result.vocab = std::max<std::int64_t>(tokenizer->vocab(), result.eos.value_or(-1) + 1);
-  result.token_bytes = result.vocab <= kVocabOf16Bits ? 2 : 4;
+  result.token_bytes = result.vocab <= kVocabOf16Bits && !is_chat ? 2 : 4;
   result.files = files.size();
   const std::int64_t threads = request.threads > 0 ? request.threads : usable_cores();
   if (threads > kThreadsMax) {
@@ -432,7 +512,11 @@ Result<Tokenized> tokenize_files(const TokenizeRequest& request) {
   HEADRACE_ASSIGN(const std::unique_ptr<TokenWriter> writer,
                   TokenWriter::create(request.target, request.format, result.token_bytes));
   Reader reader(files, *tokenizer);
-  const Encoder encoder(*tokenizer, request, files, result.eos, result.token_bytes);
+  const Encoder encoder(*tokenizer,
+                        request,
+                        files,
+                        {.eos = result.eos, .chat = chat ? &*chat : nullptr},
+                        result.token_bytes);
   HEADRACE_TRY(run_pipeline(reader, encoder, *writer, static_cast<std::size_t>(threads), result));
   if (interrupt_requested()) {
     return interrupted();

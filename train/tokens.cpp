@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <mutex>
 #include <utility>
 
 #include "core/assert.hpp"
@@ -25,7 +26,7 @@ namespace {
 constexpr std::uint64_t kLargeFileBytes = std::uint64_t{1} << 30U;  // reading it takes a while
 constexpr std::string_view kMegatronMagic = "MMIDIDX";
 
-enum class FileKind : std::uint8_t { kText = 1, kTokens = 2 };
+enum class FileKind : std::uint8_t { kText = 1, kTokens = 2, kChat = 3 };
 
 struct TokenFile {
   std::string path;
@@ -36,9 +37,20 @@ struct TokenFile {
   std::int64_t stored = 0;    // tokens in the file
   std::int64_t appended = 0;  // eos after it: 0 or 1
   std::int64_t begin = 0;     // of its first token in the concatenation
+  std::int64_t examples = 0;  // of a chat file
+  std::int64_t first_example = 0;
   timespec modified = {};
 
   [[nodiscard]] std::int64_t tokens() const { return stored + appended; }
+
+  [[nodiscard]] std::uint64_t tokens_end() const {
+    return header_bytes + static_cast<std::uint64_t>(stored) * static_cast<std::uint64_t>(width);
+  }
+
+  // Where a part of it ends: header, tokens, index of the examples.
+  [[nodiscard]] std::uint64_t part_end(std::uint64_t offset) const {
+    return offset < header_bytes ? header_bytes : offset < tokens_end() ? tokens_end() : file_bytes;
+  }
 };
 
 struct OpenFile {
@@ -61,7 +73,7 @@ Status read_data(int descriptor,
       .with_hint("data files must not change during a run; start it again");
 }
 
-std::uint32_t token_at(const std::byte* data, int width) {
+std::uint32_t word_at(const std::byte* data, int width) {
   if (width == 1) {
     return std::to_integer<std::uint32_t>(*data);
   }
@@ -73,6 +85,12 @@ std::uint32_t token_at(const std::byte* data, int width) {
   std::uint32_t value = 0;
   std::memcpy(&value, data, sizeof value);
   return value;
+}
+
+// The token alone, of any kind of file.
+std::uint32_t token_at(const std::byte* data, const TokenFile& file) {
+  const std::uint32_t word = word_at(data, file.width);
+  return file.kind == FileKind::kChat ? word & ~kLearnedBit : word;
 }
 
 Status check_llmc_size(const TokenFile& file, std::int32_t count) {
@@ -117,6 +135,45 @@ Result<bool> read_llmc_header(TokenFile& file, std::span<const std::byte> head) 
   return true;
 }
 
+// Recognises a chat file's header. False: it is not one.
+Result<bool> read_chat_header(TokenFile& file, std::span<const std::byte> head) {
+  ChatHeader header;
+  const std::int32_t magic = header.magic;
+  const std::int32_t version = header.version;
+  if (head.size() < sizeof header) {
+    return false;
+  }
+  std::memcpy(&header, head.data(), sizeof header);
+  if (header.magic != magic) {
+    return false;
+  }
+  if (header.version != version) {
+    return usage_error(
+               fmt::format("data: '{}' is a chat file of version {}", file.path, header.version))
+        .with_hint(fmt::format("version {} is read: make it again with headrace tokenize --chat",
+                               version));
+  }
+  const auto bytes = static_cast<std::int64_t>(file.file_bytes);
+  constexpr std::int64_t kHeader = kChatHeaderBytes;
+  const bool possible = header.examples >= 0 && header.examples <= bytes / 8 &&
+                        header.tokens >= 0 && header.tokens <= bytes / 4;
+  if (!possible || bytes != kHeader + 4 * header.tokens + 8 * header.examples) {
+    return corrupt_error(fmt::format("data: '{}' has the wrong size", file.path))
+        .with_why(fmt::format("its header says {} tokens of 4 bytes and {} examples of 8 bytes, "
+                              "but the file has {}",
+                              header.tokens,
+                              header.examples,
+                              bytes))
+        .with_hint("it was cut short or is still being written; make it again");
+  }
+  file.kind = FileKind::kChat;
+  file.width = 4;
+  file.header_bytes = kChatHeaderBytes;
+  file.stored = header.tokens;
+  file.examples = header.examples;
+  return true;
+}
+
 Status read_raw_layout(TokenFile& file, int width) {
   file.kind = FileKind::kTokens;
   file.width = width;
@@ -143,10 +200,21 @@ std::string shell_word(std::string_view text) {
   return word + "'";
 }
 
+// JSON lines of instruction data, by the first of them.
+Result<bool> begins_with_example(const TokenFile& file, int descriptor) {
+  constexpr std::uint64_t kLookBytes = 4096;
+  std::string start(std::min(kLookBytes, file.file_bytes), '\0');
+  HEADRACE_TRY(read_data(
+      descriptor, file.path, 0, std::as_writable_bytes(std::span(start.data(), start.size()))));
+  return start.starts_with('{') && (start.find("\"messages\"") != std::string::npos ||
+                                    start.find("\"completion\"") != std::string::npos);
+}
+
 // What makes a token file of a text.
-std::string tokenize_command(const std::string& path, const TokenOptions& options) {
+std::string tokenize_command(const std::string& path, const TokenOptions& options, bool is_chat) {
   return fmt::format(
-      "headrace tokenize --tokenizer {} --to {} {}{}\n        makes one: name it instead",
+      "headrace tokenize {}--tokenizer {} --to {} {}{}\n        makes one: name it instead",
+      is_chat ? "--chat " : "",
       shell_word(options.tokenizer),
       shell_word(path + ".bin"),
       options.eos ? fmt::format("--eos {} ", *options.eos) : "",
@@ -154,12 +222,13 @@ std::string tokenize_command(const std::string& path, const TokenOptions& option
 }
 
 Status classify(TokenFile& file, int descriptor, const TokenOptions& options) {
-  std::array<std::byte, 16> head = {};
+  std::array<std::byte, sizeof(ChatHeader)> head = {};
   const std::size_t head_bytes = std::min<std::size_t>(head.size(), file.file_bytes);
   const std::span<std::byte> start = std::span(head).first(head_bytes);
   HEADRACE_TRY(read_data(descriptor, file.path, 0, start));
   HEADRACE_ASSIGN(const bool is_llmc, read_llmc_header(file, start));
-  if (is_llmc) {
+  HEADRACE_ASSIGN(const bool is_chat, read_chat_header(file, start));
+  if (is_llmc || is_chat) {
     return {};
   }
   if (head_bytes >= kMegatronMagic.size() &&
@@ -172,11 +241,12 @@ Status classify(TokenFile& file, int descriptor, const TokenOptions& options) {
     return read_raw_layout(file, *options.token_width);
   }
   if (!options.tokenizer.empty() && options.tokenizer != "bytes") {
+    HEADRACE_ASSIGN(const bool is_example, begins_with_example(file, descriptor));
     return usage_error(fmt::format("data: '{}' is no token file", file.path))
         .with_why(
             "a training run reads tokens at any place, and text by a tokenizer.json has no "
             "such places")
-        .with_hint(tokenize_command(file.path, options))
+        .with_hint(tokenize_command(file.path, options, is_example))
         .with_where(options.where);
   }
   if (!options.tokenizer.empty()) {
@@ -207,6 +277,11 @@ Result<UniqueFd> open_data(const std::string& path) {
   return descriptor;
 }
 
+Error bad_index(const TokenFile& file) {
+  return corrupt_error(fmt::format("data: the index of examples in '{}' is damaged", file.path))
+      .with_hint("make it again with headrace tokenize --chat");
+}
+
 bool same_time(const timespec& a, const timespec& b) {
   return a.tv_sec == b.tv_sec && a.tv_nsec == b.tv_nsec;
 }
@@ -214,12 +289,14 @@ bool same_time(const timespec& a, const timespec& b) {
 }  // namespace
 
 struct TokenSource::State {
+  std::mutex mutex;  // of what follows, once open has returned
   std::vector<TokenFile> files;
   std::vector<OpenFile> open_files;
   std::vector<std::byte> buffer = std::vector<std::byte>(kTokenBufferBytes);
   std::optional<std::int64_t> eos;
   std::int64_t vocab = 0;
   std::int64_t tokens = 0;
+  std::int64_t examples = 0;
   std::uint64_t uses = 0;
   DataIdentity identity;
 
@@ -228,6 +305,11 @@ struct TokenSource::State {
   [[nodiscard]] Status check_tokens(const TokenFile& file,
                                     std::uint64_t offset,
                                     std::size_t bytes) const;
+  [[nodiscard]] Status check_index(const TokenFile& file,
+                                   std::size_t bytes,
+                                   std::int64_t& end) const;
+  [[nodiscard]] Status check_kinds(const TokenOptions& options) const;
+  [[nodiscard]] const TokenFile& file_of_example(std::int64_t index) const;
   Result<int> descriptor_of(std::size_t index);
   Status read_stored(std::size_t index, std::int64_t first, std::span<std::int32_t> out);
 };
@@ -244,19 +326,62 @@ Status TokenSource::State::scan(const TokenFile& file, int descriptor, Hasher& h
                          format_bytes(file.file_bytes)));
   }
   ::posix_fadvise(descriptor, 0, 0, POSIX_FADV_SEQUENTIAL);
+  std::int64_t example_end = 0;
   for (std::uint64_t offset = 0; offset < file.file_bytes;) {
-    // The header is a chunk of its own, so that tokens never straddle two.
-    const std::uint64_t end = offset < file.header_bytes ? file.header_bytes : file.file_bytes;
-    const std::size_t bytes = std::min<std::uint64_t>(buffer.size(), end - offset);
+    // Header, tokens and index are chunks of their own, so that nothing straddles two.
+    const std::size_t bytes =
+        std::min<std::uint64_t>(buffer.size(), file.part_end(offset) - offset);
     const std::span<std::byte> chunk = std::span(buffer).first(bytes);
     HEADRACE_TRY(read_data(descriptor, file.path, offset, chunk));
     hasher.update(chunk);
-    if (offset >= file.header_bytes) {
+    if (offset >= file.tokens_end()) {
+      HEADRACE_TRY(check_index(file, bytes, example_end));
+    } else if (offset >= file.header_bytes) {
       HEADRACE_TRY(check_tokens(file, offset, bytes));
     }
     offset += bytes;
   }
+  if (file.kind == FileKind::kChat && example_end != file.stored) {
+    return bad_index(file);
+  }
   return {};
+}
+
+// `end`: of the example before, and then of the last one.
+Status TokenSource::State::check_index(const TokenFile& file,
+                                       std::size_t bytes,
+                                       std::int64_t& end) const {
+  for (std::size_t at = 0; at < bytes; at += sizeof end) {
+    std::int64_t next = 0;
+    std::memcpy(&next, buffer.data() + at, sizeof next);
+    if (next > file.stored || next < end + 2) {
+      return bad_index(file);
+    }
+    end = next;
+  }
+  return {};
+}
+
+Status TokenSource::State::check_kinds(const TokenOptions& options) const {
+  const auto is_chat = [](const TokenFile& file) { return file.kind == FileKind::kChat; };
+  const auto chat = std::find_if(files.begin(), files.end(), is_chat);
+  const auto other = std::find_if_not(files.begin(), files.end(), is_chat);
+  if (chat == files.end() || other == files.end()) {
+    return {};
+  }
+  return usage_error(
+             fmt::format("data: '{}' is a chat file and '{}' is none", chat->path, other->path))
+      .with_why("examples go into rows of their own, other tokens into windows")
+      .with_hint("train on one after the other")
+      .with_where(options.where);
+}
+
+const TokenFile& TokenSource::State::file_of_example(std::int64_t index) const {
+  const auto after = std::upper_bound(
+      files.begin(), files.end(), index, [](std::int64_t at, const TokenFile& candidate) {
+        return at < candidate.first_example;
+      });
+  return *(after - 1);
 }
 
 Status TokenSource::State::check_tokens(const TokenFile& file,
@@ -268,18 +393,18 @@ Status TokenSource::State::check_tokens(const TokenFile& file,
   const auto step = static_cast<std::size_t>(file.width);
   std::uint32_t highest = 0;
   for (std::size_t at = 0; at < bytes; at += step) {
-    highest = std::max(highest, token_at(buffer.data() + at, file.width));
+    highest = std::max(highest, token_at(buffer.data() + at, file));
   }
   if (static_cast<std::int64_t>(highest) < vocab) {
     return {};
   }
   std::size_t at = 0;
-  while (static_cast<std::int64_t>(token_at(buffer.data() + at, file.width)) < vocab) {
+  while (static_cast<std::int64_t>(token_at(buffer.data() + at, file)) < vocab) {
     at += step;
   }
   return usage_error(fmt::format("data: '{}' holds token {}, but the vocabulary has {}",
                                  file.path,
-                                 token_at(buffer.data() + at, file.width),
+                                 token_at(buffer.data() + at, file),
                                  vocab))
       .with_why(fmt::format("token {} of the file, at byte {}",
                             (offset - file.header_bytes + at) / step,
@@ -307,7 +432,9 @@ Status TokenSource::State::add(const std::string& path,
   HEADRACE_TRY(classify(file, descriptor.get(), options));
   HEADRACE_TRY(scan(file, descriptor.get(), hasher));
   file.begin = tokens;
+  file.first_example = examples;
   tokens += file.tokens();
+  examples += file.examples;
   identity.files += 1;
   identity.bytes += file.file_bytes;
   files.push_back(std::move(file));
@@ -359,7 +486,7 @@ Status TokenSource::State::read_stored(std::size_t index,
         file.header_bytes + (static_cast<std::uint64_t>(first) + done) * width;
     HEADRACE_TRY(read_data(descriptor, file.path, offset, std::span(buffer).first(count * width)));
     for (std::size_t i = 0; i < count; ++i) {
-      out[done + i] = static_cast<std::int32_t>(token_at(buffer.data() + i * width, file.width));
+      out[done + i] = static_cast<std::int32_t>(word_at(buffer.data() + i * width, file.width));
     }
     done += count;
   }
@@ -391,6 +518,7 @@ Result<std::unique_ptr<TokenSource>> TokenSource::open(const std::vector<std::st
   for (const std::string& path : files) {
     HEADRACE_TRY(state->add(path, options, hasher));
   }
+  HEADRACE_TRY(state->check_kinds(options));
   const std::int64_t eos = options.eos.value_or(-1);
   hasher.update(std::as_bytes(std::span(&eos, 1)));
   state->identity.tokens = static_cast<std::uint64_t>(state->tokens);
@@ -402,12 +530,47 @@ std::int64_t TokenSource::tokens() const {
   return state_->tokens;
 }
 
+bool TokenSource::is_chat() const {
+  return !state_->files.empty() && state_->files.front().kind == FileKind::kChat;
+}
+
+DataRange TokenSource::whole() const {
+  return {.first = 0, .count = is_chat() ? state_->examples : state_->tokens};
+}
+
+std::string TokenSource::example_name(std::int64_t index) const {
+  const TokenFile& file = state_->file_of_example(index);
+  return fmt::format("example {} of '{}'", index - file.first_example + 1, file.path);
+}
+
+Result<DataRange> TokenSource::example(std::int64_t index) {
+  State& state = *state_;
+  const std::lock_guard lock(state.mutex);
+  HEADRACE_ASSERT(index >= 0 && index < state.examples, "an example is one of the data's");
+  const TokenFile& file = state.file_of_example(index);
+  HEADRACE_ASSIGN(const int descriptor,
+                  state.descriptor_of(static_cast<std::size_t>(&file - state.files.data())));
+  // Where the one before ends, and this one.
+  std::array<std::int64_t, 2> ends = {};
+  const std::int64_t within = index - file.first_example;
+  const std::size_t skipped = within == 0 ? 1 : 0;
+  const std::uint64_t offset =
+      file.tokens_end() + sizeof(std::int64_t) * (static_cast<std::uint64_t>(within) + skipped - 1);
+  HEADRACE_TRY(read_data(
+      descriptor, file.path, offset, std::as_writable_bytes(std::span(ends).subspan(skipped))));
+  if (ends[0] < 0 || ends[1] < ends[0] + 2 || ends[1] > file.stored) {
+    return bad_index(file);
+  }
+  return DataRange{.first = file.begin + ends[0], .count = ends[1] - ends[0]};
+}
+
 const DataIdentity& TokenSource::identity() const {
   return state_->identity;
 }
 
 Status TokenSource::read(std::int64_t first, std::span<std::int32_t> out) {
   State& state = *state_;
+  const std::lock_guard lock(state.mutex);
   HEADRACE_ASSERT(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= state.tokens,
                   "a token range lies within the data");
   // The last file that begins at or before `first` (files without tokens begin where the next

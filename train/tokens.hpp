@@ -1,13 +1,13 @@
 // Tokens of the concatenated data files, read on demand.
 //
-// Kinds of files: llm.c token files (both magics), raw token files (token_width),
-// text with the byte tokenizer. Reading is by pread into a small buffer, with a bounded number of
-// open files, so that data of any size costs neither memory nor descriptors. `open` reads every
-// byte once: it hashes what a resume must find again, and checks every token against the
-// vocabulary.
+// Kinds of files: llm.c token files (both magics), raw token files (token_width), chat files
+// (train/token_writer.hpp), text with the byte tokenizer. Reading is by pread into a small buffer,
+// with a bounded number of open files, so that data of any size costs neither memory nor
+// descriptors. `open` reads every byte once: it hashes what a resume must find again, and checks
+// every token against the vocabulary.
 //
 // Invariant: token i is the same on every read; a file that changes while it is in use is an error.
-// Thread: one at a time. Failure: Result, with the file and the position.
+// Thread: any. Failure: Result, with the file and the position.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +33,21 @@ struct TokenOptions {
   std::string where;                // place of data.train in the user's file, for messages
 };
 
+// A token of a chat file is negative where it is one to learn: the lowest 31 bits are the token.
+[[nodiscard]] constexpr bool is_learned(std::int32_t word) {
+  return word < 0;
+}
+
+[[nodiscard]] constexpr std::int32_t token_of(std::int32_t word) {
+  return static_cast<std::int32_t>(static_cast<std::uint32_t>(word) & 0x7fffffffU);
+}
+
+// Of tokens, or of examples where the data are chat files.
+struct DataRange {
+  std::int64_t first = 0;
+  std::int64_t count = 0;
+};
+
 // What a resume compares.
 struct DataIdentity {
   std::uint64_t files = 0;
@@ -51,9 +66,17 @@ class TokenSource {
   TokenSource& operator=(const TokenSource&) = delete;
 
   [[nodiscard]] std::int64_t tokens() const;
+  // Whether the files are chat files: all of them or none.
+  [[nodiscard]] bool is_chat() const;
+  // What a range counts: tokens, or examples of chat files.
+  [[nodiscard]] DataRange whole() const;
   [[nodiscard]] const DataIdentity& identity() const;
   // Tokens [first, first + out.size()); the range must lie within tokens().
   [[nodiscard]] Status read(std::int64_t first, std::span<std::int32_t> out);
+  // The tokens of an example, at least two.
+  [[nodiscard]] Result<DataRange> example(std::int64_t index);
+  // "example 7 of 'chat.bin'", counted from 1.
+  [[nodiscard]] std::string example_name(std::int64_t index) const;
 
  private:
   struct State;
