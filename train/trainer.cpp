@@ -5,12 +5,15 @@
 #include <algorithm>
 #include <chrono>
 #include <cmath>
+#include <memory>
+#include <optional>
 #include <utility>
 
 #include "core/files.hpp"
 #include "core/interval.hpp"
 #include "core/log.hpp"
 #include "core/quantity.hpp"
+#include "train/batches_ahead.hpp"
 #include "train/evaluate.hpp"
 #include "train/interrupt.hpp"
 #include "train/store_folders.hpp"
@@ -26,8 +29,11 @@ double seconds_since(Clock::time_point begin) {
 
 class Trainer {
  public:
-  Trainer(Session& session, TrainObserver& observer)
-      : session_(session), observer_(observer), batch_(session.config.batch) {}
+  Trainer(Session& session, TrainObserver& observer) : session_(session), observer_(observer) {
+    if (session.eval_loader) {
+      eval_batch_.emplace(session.config.batch);
+    }
+  }
 
   Result<TrainSummary> run() {
     begin_summary();
@@ -53,6 +59,9 @@ class Trainer {
       export_due_ = session_.exports->due(session_.state.step);
       start_export();
     }
+    ahead_ = BatchesAhead::start(*session_.loader,
+                                 session_.config.batch,
+                                 {.first = session_.state.step, .end = session_.steps});
     while (session_.state.step < session_.steps && !interrupt_requested() && !gave_up()) {
       HEADRACE_TRY(one_step());
       const bool more = session_.state.step < session_.steps;
@@ -174,13 +183,13 @@ class Trainer {
   Status one_step() {
     const Clock::time_point begin = Clock::now();
     const double commit_s = std::exchange(uncounted_commit_s_, 0);
-    HEADRACE_TRY(session_.loader->fill(session_.state.step, batch_));
+    HEADRACE_ASSIGN(const StepBatch* batch, ahead_->take());
     const double data_s = seconds_since(begin);
     exec::Executor& executor = session_.engine->executor();
     exec::StepInputs inputs;
-    inputs.tokens = batch_.tokens;
-    inputs.targets = batch_.targets;
-    inputs.unmasked_targets = batch_.unmasked_targets;
+    inputs.tokens = batch->tokens;
+    inputs.targets = batch->targets;
+    inputs.unmasked_targets = batch->unmasked_targets;
     inputs.lr = learning_rate(session_.schedule, executor.update_count());
     inputs.clip = session_.config.optim.clip;
     HEADRACE_ASSIGN(const exec::StepResult result, executor.step(inputs));
@@ -284,8 +293,9 @@ class Trainer {
     if (!session_.eval_loader || !due) {
       return {};
     }
-    HEADRACE_ASSIGN(const EvalResult result,
-                    evaluate(session_.engine->executor(), *session_.eval_loader, batch_, false));
+    HEADRACE_ASSIGN(
+        const EvalResult result,
+        evaluate(session_.engine->executor(), *session_.eval_loader, *eval_batch_, false));
     row.eval = result;
     summary_.eval = result;
     return {};
@@ -356,7 +366,8 @@ class Trainer {
 
   Session& session_;
   TrainObserver& observer_;
-  StepBatch batch_;
+  std::unique_ptr<BatchesAhead> ahead_;
+  std::optional<StepBatch> eval_batch_;
   TrainSummary summary_;
   Clock::time_point begin_ = Clock::now();
   Interval checkpoint_;
