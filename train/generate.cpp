@@ -14,10 +14,12 @@
 #include "core/config.hpp"
 #include "core/random.hpp"
 #include "model/tokenizer.hpp"
+#include "train/chat_template.hpp"
 #include "train/engine.hpp"
 #include "train/interrupt.hpp"
 #include "train/probe.hpp"
 #include "train/session.hpp"
+#include "train/stop_text.hpp"
 #include "train/weights.hpp"
 
 namespace headrace::train {
@@ -131,15 +133,64 @@ Result<std::unique_ptr<model::Tokenizer>> tokenizer_for(const std::string& dir,
 
 // Tokens that could not be said: vocabularies are padded, and have gaps. An end need not be said.
 std::vector<std::int32_t> unsaid_tokens(const model::Tokenizer& tokenizer,
-                                        const model::Architecture& architecture) {
-  const std::vector<std::int64_t>& ends = architecture.eos_tokens;
+                                        std::int64_t vocab,
+                                        const std::vector<std::int64_t>& ends) {
   std::vector<std::int32_t> unsaid;
-  for (std::int32_t token = 0; token < architecture.vocab; ++token) {
+  for (std::int32_t token = 0; token < vocab; ++token) {
     if (!tokenizer.has_token(token) && std::find(ends.begin(), ends.end(), token) == ends.end()) {
       unsaid.push_back(token);
     }
   }
   return unsaid;
+}
+
+// What the model reads first, and which tokens end what follows.
+struct Prompt {
+  std::vector<std::int32_t> tokens;
+  std::vector<std::int64_t> ends;
+};
+
+// The turn of a chat ends with one token, which a model's configuration need not name.
+Result<Prompt> read_chat(const GenerateRequest& request,
+                         const model::Tokenizer& tokenizer,
+                         const Weights& weights) {
+  if (tokenizer.name() == "bytes") {
+    return usage_error(fmt::format("{} has no chat template", weights.description()))
+        .with_why("its tokens are bytes")
+        .with_hint("leave out --chat");
+  }
+  HEADRACE_ASSIGN(const ChatTemplate chat, ChatTemplate::beside(std::string(tokenizer.name())));
+  std::vector<ChatMessage> messages;
+  if (request.system) {
+    messages.push_back({.role = "system", .content = *request.system});
+  }
+  messages.push_back({.role = "user", .content = request.prompt});
+  HEADRACE_ASSIGN(const ChatText text, chat.render(messages, true));
+  Prompt prompt;
+  HEADRACE_TRY(tokenizer.encode(text.text, prompt.tokens));
+  prompt.ends = weights.architecture().eos_tokens;
+  const std::optional<std::int32_t> end = tokenizer.token_id(chat.turn_end());
+  if (!end) {
+    return usage_error(fmt::format("'{}' is no token of '{}'", chat.turn_end(), tokenizer.name()))
+        .with_why("a turn of the model's chat template ends with it");
+  }
+  prompt.ends.push_back(*end);
+  return prompt;
+}
+
+Result<Prompt> read_prompt(const GenerateRequest& request,
+                           const model::Tokenizer& tokenizer,
+                           const Weights& weights) {
+  if (request.chat) {
+    return read_chat(request, tokenizer, weights);
+  }
+  Prompt prompt;
+  prompt.ends = weights.architecture().eos_tokens;
+  HEADRACE_TRY(tokenizer.encode(request.prompt, prompt.tokens));
+  if (prompt.tokens.empty()) {
+    return usage_error("the prompt is empty").with_hint("--prompt TEXT: at least one character");
+  }
+  return prompt;
 }
 
 // The tokenizer of another model may have more tokens.
@@ -191,16 +242,75 @@ std::int32_t sample_token(std::span<const float> logits,
   return candidates.back().token;
 }
 
+namespace {
+
+// What stays the same from token to token.
+struct Continuing {
+  const GenerateRequest& request;
+  const Weights& weights;
+  const model::Tokenizer& tokenizer;
+  const std::vector<std::int64_t>& ends;
+  const std::function<bool(std::string_view)>& on_text;
+};
+
+// `tokens` grows by those that are made.
+Status continue_text(const Continuing& with,
+                     Generator& generator,
+                     std::vector<std::int32_t>& tokens,
+                     Generated& generated) {
+  const std::vector<std::int32_t> unsaid =
+      unsaid_tokens(with.tokenizer, with.weights.architecture().vocab, with.ends);
+  std::vector<float> sayable;  // logits of one step
+  StopText stop(with.request.stops);
+  const auto show = [&](const std::string& text) {
+    generated.text += text;
+    return with.on_text(text);
+  };
+  generated.end = "length";
+  while (generated.tokens < with.request.tokens) {
+    if (interrupt_requested()) {
+      generated.end = "interrupt";
+      break;
+    }
+    HEADRACE_ASSIGN(const std::span<const float> logits, next_logits(generator, tokens));
+    HEADRACE_TRY(check_finite(logits, with.weights));
+    sayable.assign(logits.begin(), logits.end());
+    for (const std::int32_t token : unsaid) {
+      sayable[static_cast<std::size_t>(token)] = -std::numeric_limits<float>::infinity();
+    }
+    const std::int32_t token = sample_token(sayable, with.request.sampler, generated.tokens);
+    if (std::find(with.ends.begin(), with.ends.end(), token) != with.ends.end()) {
+      generated.end = "eos";
+      break;
+    }
+    tokens.push_back(token);
+    generated.tokens += 1;
+    std::string text;
+    HEADRACE_TRY(with.tokenizer.decode({&token, 1}, text));
+    if (!show(stop.push(text))) {
+      generated.end = "closed";
+      return {};
+    }
+    if (stop.stopped()) {
+      generated.end = "stop";
+      return {};
+    }
+  }
+  if (const std::string rest = stop.rest(); !rest.empty() && !show(rest)) {
+    generated.end = "closed";
+  }
+  return {};
+}
+
+}  // namespace
+
 Result<Generated> generate(const GenerateRequest& request,
                            const std::function<bool(std::string_view)>& on_text) {
   HEADRACE_ASSIGN(const std::unique_ptr<Weights> weights, open_weights(request.dir, {}));
   HEADRACE_ASSIGN(const std::unique_ptr<model::Tokenizer> tokenizer,
                   tokenizer_for(request.dir, *weights));
-  std::vector<std::int32_t> tokens;
-  HEADRACE_TRY(tokenizer->encode(request.prompt, tokens));
-  if (tokens.empty()) {
-    return usage_error("the prompt is empty").with_hint("--prompt TEXT: at least one character");
-  }
+  HEADRACE_ASSIGN(Prompt prompt, read_prompt(request, *tokenizer, *weights));
+  std::vector<std::int32_t>& tokens = prompt.tokens;
   HEADRACE_TRY(check_prompt(tokens, *tokenizer, *weights));
   HEADRACE_ASSIGN(
       Generator generator,
@@ -209,35 +319,14 @@ Result<Generated> generate(const GenerateRequest& request,
                          std::min(request.tokens, weights->architecture().max_seq_len)));
   Generated generated;
   generated.model = weights->description();
-  generated.end = "length";
-  const std::vector<std::int64_t>& ends = weights->architecture().eos_tokens;
-  const std::vector<std::int32_t> unsaid = unsaid_tokens(*tokenizer, weights->architecture());
-  std::vector<float> sayable;  // logits of one step
-  while (generated.tokens < request.tokens) {
-    if (interrupt_requested()) {
-      generated.end = "interrupt";
-      break;
-    }
-    HEADRACE_ASSIGN(const std::span<const float> logits, next_logits(generator, tokens));
-    HEADRACE_TRY(check_finite(logits, *weights));
-    sayable.assign(logits.begin(), logits.end());
-    for (const std::int32_t token : unsaid) {
-      sayable[static_cast<std::size_t>(token)] = -std::numeric_limits<float>::infinity();
-    }
-    const std::int32_t token = sample_token(sayable, request.sampler, generated.tokens);
-    if (std::find(ends.begin(), ends.end(), token) != ends.end()) {
-      generated.end = "eos";
-      break;
-    }
-    tokens.push_back(token);
-    generated.tokens += 1;
-    const std::size_t before = generated.text.size();
-    HEADRACE_TRY(tokenizer->decode({&token, 1}, generated.text));
-    if (!on_text(std::string_view(generated.text).substr(before))) {
-      generated.end = "closed";
-      break;
-    }
-  }
+  HEADRACE_TRY(continue_text({.request = request,
+                              .weights = *weights,
+                              .tokenizer = *tokenizer,
+                              .ends = prompt.ends,
+                              .on_text = on_text},
+                             generator,
+                             tokens,
+                             generated));
   HEADRACE_TRY(generator.engine->check_races());
   return generated;
 }

@@ -14,6 +14,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 #include "core/error.hpp"
 
@@ -34,6 +35,10 @@ struct SamplerSettings {
 struct GenerateRequest {
   std::string dir;
   std::string prompt;
+  // The prompt is what a user says; what follows is the assistant's turn, without what ends it.
+  bool chat = false;
+  std::optional<std::string> system = {};  // with chat: a system message before it
+  std::vector<std::string> stops = {};     // texts that end what follows, and are no part of it
   std::int64_t tokens = 200;
   SamplerSettings sampler;
 };
@@ -42,10 +47,11 @@ struct Generated {
   std::string model;
   std::string text;  // without the prompt
   std::int64_t tokens = 0;
-  std::string end;  // "length" | "eos" | "interrupt" | "closed"
+  std::string end;  // "length" | "eos" | "stop" | "interrupt" | "closed"
 };
 
-// `on_text` gets each token's bytes as they are made (not always whole characters); false ends it.
+// `on_text` gets each token's bytes as they are made (not always whole characters), but what may
+// begin one of `stops` once it is known not to; false ends it.
 [[nodiscard]] Result<Generated> generate(const GenerateRequest& request,
                                          const std::function<bool(std::string_view)>& on_text);
 

@@ -7,6 +7,8 @@
 #include <cmath>
 #include <vector>
 
+#include "train/stop_text.hpp"
+
 namespace headrace::train {
 namespace {
 
@@ -73,6 +75,39 @@ TEST(Sampler, ADrawDependsOnSeedAndNumberOnly) {
   }
   EXPECT_EQ(first, again);
   EXPECT_NE(first, other);
+}
+
+// What is shown, and "|" where it was stopped.
+std::string shown(const std::string& text, std::vector<std::string> stops, std::size_t piece) {
+  StopText stop(std::move(stops));
+  std::string all;
+  for (std::size_t at = 0; at < text.size() && !stop.stopped(); at += piece) {
+    all += stop.push(text.substr(at, piece));
+  }
+  return all + (stop.stopped() ? "|" : stop.rest());
+}
+
+TEST(StopText, TheFirstStopEndsTheTextHoweverItIsCut) {
+  for (std::size_t piece = 1; piece < 12; ++piece) {
+    EXPECT_EQ(shown("one two three", {}, piece), "one two three");
+    EXPECT_EQ(shown("one two three", {"two"}, piece), "one |");
+    EXPECT_EQ(shown("one two three", {"tree", "thx"}, piece), "one two three");
+    EXPECT_EQ(shown("aaab", {"aab"}, piece), "a|");
+    EXPECT_EQ(shown("abcabd", {"abd"}, piece), "abc|");
+    EXPECT_EQ(shown("ab", {"abc", "b"}, piece), "a|");
+    EXPECT_EQ(shown("xab", {"abc"}, piece), "xab");
+    EXPECT_EQ(shown("\n\nx", {"\n\n"}, piece), "|");
+  }
+}
+
+TEST(StopText, WhatBeginsNoStopIsShownAtOnce) {
+  StopText stop({"end"});
+  EXPECT_EQ(stop.push("the e"), "the ");
+  EXPECT_EQ(stop.push("n"), "");
+  EXPECT_EQ(stop.push("x"), "enx");
+  EXPECT_EQ(stop.push("e"), "");
+  EXPECT_EQ(stop.rest(), "e");
+  EXPECT_FALSE(stop.stopped());
 }
 
 }  // namespace

@@ -252,6 +252,49 @@ def check_losses(report, world):
                  abs(told["loss"] - sum(alone) / len(alone)) < 1e-6 * told["loss"])
 
 
+def check_generate(report, world):
+    """A small model learns two answers, says them, and ends its turn."""
+    group = next(group for group in world.groups if group["name"] == "smollm2")
+    model = world.model({**group, "name": "answers"})
+    text = (model / "tokenizer.json").read_text(encoding="utf-8")
+    (model / "tokenizer.json").write_text(text.replace("<|end|>", "<|im_end|>"), encoding="utf-8")
+    answers = {"one?": "the wheel turns", "two?": "\u00e9t\u00e9 of water"}
+    rows = [{"prompt": [{"role": "user", "content": prompt}],
+             "completion": [{"role": "assistant", "content": said}]}
+            for prompt, said in answers.items()]
+    chat = world.folder / "answers.bin"
+    must(world.run(model, "--to", chat, world.lines("answers.jsonl", rows)))
+    config = run_toml(world, chat, "answers", run={"steps": 60}, data={"tokenizer": model},
+                      batch={"seq_len": 128}, optim={"lr": 0.01, "weight_decay": 0.0})
+    must(world.headrace.run("train", config))
+
+    def asked(*words):
+        return world.headrace.run("generate", "--model", world.folder / "answers",
+                                  "--temperature", 0, "--tokens", 40, *words)
+
+    for prompt, said in answers.items():
+        told = must(asked("--chat", "--prompt", prompt, "--json")).json()
+        report.equal(f"the answer to {prompt}", (told["text"], told["end"]), (said, "eos"))
+    report.equal("on a terminal the answer stands alone",
+                 must(asked("--chat", "--prompt", "one?")).out, "the wheel turns\n")
+    told = must(asked("--chat", "--prompt", "one?", "--stop", "turn", "--stop", "zz", "--json"))
+    report.equal("a stop", (told.json()["text"], told.json()["end"]), ("the wheel ", "stop"))
+    start = ("<|im_start|>system\nwheels<|im_end|>\n<|im_start|>user\none?<|im_end|>\n"
+             "<|im_start|>assistant\n")
+    plain = must(asked("--prompt", start, "--stop", "<|im_end|>", "--json")).json()["text"]
+    chat = must(asked("--prompt", "one?", "--chat", "--system", "wheels", "--json")).json()["text"]
+    report.equal("a system message", chat, plain)
+    for name, words, named in (
+            ("--system alone", ["--prompt", "a", "--system", "b"], "--chat"),
+            ("an empty stop", ["--prompt", "a", "--stop", ""], "--stop")):
+        outcome = asked(*words)
+        report.check(f"{name} is refused", outcome.code == USAGE and named in outcome.err, outcome)
+    (model / "tokenizer_config.json").unlink()
+    outcome = asked("--chat", "--prompt", "one?")
+    report.check("without a template --chat is refused", outcome.code == USAGE
+                 and "no chat template" in outcome.err, outcome)
+
+
 def check_against_peer(report, world):
     try:
         import transformers  # pylint: disable=import-outside-toplevel,unused-import
@@ -281,7 +324,7 @@ def main():
     with harness.scratch(report, "chat") as folder:
         world = World(headrace, sys.argv[2:], folder)
         for check in (check_tokens, check_files, check_errors, check_training, check_losses,
-                      check_against_peer):
+                      check_generate, check_against_peer):
             check(report, world)
     report.finish()
 

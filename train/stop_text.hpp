@@ -1,0 +1,34 @@
+// Finds the end of a text that comes in pieces: the first place where one of some texts stands.
+//
+// What may be the beginning of one is held back until it is known. Thread: one. Failure: none.
+#pragma once
+
+#include <string>
+#include <string_view>
+#include <utility>
+#include <vector>
+
+namespace headrace::train {
+
+class StopText {
+ public:
+  // None of them is empty.
+  explicit StopText(std::vector<std::string> stops) : stops_(std::move(stops)) {}
+
+  // What may be shown now. Once `stopped`, nothing more comes.
+  [[nodiscard]] std::string push(std::string_view text);
+
+  [[nodiscard]] bool stopped() const { return stopped_; }
+
+  // What was held back, at the end of a text that was not stopped.
+  [[nodiscard]] std::string rest() { return std::exchange(held_, ""); }
+
+ private:
+  [[nodiscard]] std::size_t begins_at() const;
+
+  std::vector<std::string> stops_;
+  std::string held_;
+  bool stopped_ = false;
+};
+
+}  // namespace headrace::train
