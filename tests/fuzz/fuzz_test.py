@@ -16,14 +16,19 @@ SANITIZERS = "fuzzer,address,undefined"
 CORE = ["core/assert.cpp", "core/error.cpp", "core/hash.cpp"]
 STORE = ["tests/fuzz/store_fuzzer.cpp", "tiers/nvme/format.cpp", *CORE]
 TOKENIZER = [
-    "tests/fuzz/tokenizer_fuzzer.cpp",
     "core/json.cpp",
     *(f"model/tokenizers/{name}.cpp" for name in (
         "added_tokens", "bpe", "oniguruma", "pre_tokenizer", "regex", "tokenizer_json", "unicode")),
     *CORE,
 ]
+TEXTS = {
+    "tokenizer": ["tests/fuzz/tokenizer_fuzzer.cpp", *TOKENIZER],
+    "chat": ["tests/fuzz/chat_fuzzer.cpp", "train/chat_example.cpp", "train/chat_template.cpp",
+             "core/files.cpp", "core/glob.cpp", *TOKENIZER],
+}
 STORE_PARSERS = ["superblock", "map", "tile_table", "extent_header"]
 FIXTURES = ROOT / "model/testdata/tokenizers"
+CHATS = ROOT / "train/testdata/chat"
 SKIP = 77
 COMPILERS = ["clang++-16", "clang++-15", "clang++-14", "clang++"]
 
@@ -50,6 +55,15 @@ def write_seeds(arguments, seeds):
             if seed.name != arguments.parser:
                 seed.unlink()
         return
+    if arguments.parser == "chat":
+        for number, group in enumerate(json.loads((CHATS / "cases.json").read_text())):
+            (seeds / f"template-{number}").write_text(group["template"])
+            for place, case in enumerate(group["cases"]):
+                both = {"prompt": case["messages"][:-1], "completion": case["messages"][-1:]}
+                line = both if place % 2 else {"messages": case["messages"]}
+                (seeds / f"line-{number}-{place}").write_text(json.dumps(line))
+        (seeds / "texts").write_text('{"prompt": "a ", "completion": "b"}')
+        return
     texts = json.loads((FIXTURES / "texts.json").read_text(encoding="utf-8"))
     for number, text in enumerate(texts):
         (seeds / f"text-{number}").write_bytes(bytes([number % 4]) + text.encode())
@@ -67,21 +81,22 @@ def write_seeds(arguments, seeds):
 
 def build_fuzzer(arguments, build):
     binary = build / f"fuzz_{arguments.parser}"
-    names = STORE if arguments.parser in STORE_PARSERS else TOKENIZER
+    names = STORE if arguments.parser in STORE_PARSERS else TEXTS[arguments.parser]
     sources = [ROOT / name for name in names]
     command = [arguments.compiler, "-std=c++20", "-O1", "-g", f"-fsanitize={SANITIZERS}"]
     command += ["-fno-sanitize-recover=all", "-fno-omit-frame-pointer", f"-I{ROOT}"]
     command += [f"-DHEADRACE_FUZZ_PARSER=fuzz_{arguments.parser}", *sources]
     command += ["-o", binary, "-lfmt", "-lxxhash"]
-    if arguments.parser == "tokenizer":
+    if arguments.parser in TEXTS:
         command += [f'-DHEADRACE_MODEL_TESTDATA="{FIXTURES.parent}"', "-lpcre2-8", "-lunistring"]
+        command += [f'-DHEADRACE_CHAT_TESTDATA="{CHATS}"']
     subprocess.run(command, check=True)
     return binary
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parser", choices=[*STORE_PARSERS, "tokenizer"])
+    parser.add_argument("parser", choices=[*STORE_PARSERS, *TEXTS])
     parser.add_argument("--compiler", help="default: the first clang++ that has libFuzzer")
     parser.add_argument("--seeds", required=True, help="the binary store_seeds")
     parser.add_argument("--build", required=True, help="a folder for binaries and inputs")
