@@ -13,7 +13,7 @@ HEADRACE_CONFORMANCE(Attention);
 namespace {
 
 AttentionShape shape_of(const ReferenceAttention& s) {
-  return {s.batch, s.sequence, s.heads, s.kv_heads, s.head_dim};
+  return {s.batch, s.sequence, s.heads, s.kv_heads, s.head_dim, s.window};
 }
 
 struct Operands {
@@ -100,7 +100,7 @@ Result run(Backend& backend, const ReferenceAttention& s, const Operands& in, in
 std::string text_of(const ReferenceAttention& s) {
   return "batch " + std::to_string(s.batch) + ", sequence " + std::to_string(s.sequence) +
          ", heads " + std::to_string(s.heads) + "/" + std::to_string(s.kv_heads) + ", head_dim " +
-         std::to_string(s.head_dim);
+         std::to_string(s.head_dim) + ", window " + std::to_string(s.window);
 }
 
 void expect_reference(Backend& backend, const ReferenceAttention& s, Random& random) {
@@ -165,19 +165,55 @@ TEST_P(Attention, EqualsTheReferenceForGroupedHeadsAndBatches) {
   }
 }
 
+// Windows and sequences around tiles of queries (64) and keys (128).
+TEST_P(Attention, EqualsTheReferenceForWindows) {
+  Random random(47);
+  for (const std::int64_t sequence : {1, 40, 129, 257, 330}) {
+    for (const std::int64_t window : {1, 2, 17, 63, 64, 65, 127, 128, 129, 200}) {
+      expect_reference(backend(),
+                       {.batch = 1,
+                        .sequence = sequence,
+                        .heads = 2,
+                        .kv_heads = 1,
+                        .head_dim = 6,
+                        .scale = 0.4,
+                        .window = window},
+                       random);
+    }
+  }
+}
+
+void expect_same_bits(const Result& found, const Result& expected) {
+  EXPECT_TRUE(same_bits(found.out, expected.out));
+  EXPECT_TRUE(same_bits(found.lse, expected.lse));
+  EXPECT_TRUE(same_bits(found.dq, expected.dq));
+  EXPECT_TRUE(same_bits(found.dk, expected.dk));
+  EXPECT_TRUE(same_bits(found.dv, expected.dv));
+}
+
+TEST_P(Attention, AWindowOfTheWholeSequenceIsNone) {
+  Random random(48);
+  ReferenceAttention s = {
+      .batch = 2, .sequence = 150, .heads = 2, .kv_heads = 1, .head_dim = 8, .scale = 0.3};
+  const Operands in = operands_of(random, s);
+  const Result whole = run(backend(), s, in, 2);
+  for (const std::int64_t window : {150, 151, 100000}) {
+    s.window = window;
+    expect_same_bits(run(backend(), s, in, 2), whole);
+  }
+}
+
 TEST_P(Attention, TheTeamDoesNotShowInTheBits) {
   Random random(43);
-  const ReferenceAttention s = {
+  ReferenceAttention s = {
       .batch = 2, .sequence = 150, .heads = 4, .kv_heads = 2, .head_dim = 24, .scale = 0.2};
   const Operands in = operands_of(random, s);
-  const Result one = run(backend(), s, in, 1);
-  for (const int threads : {2, 3}) {
-    const Result other = run(backend(), s, in, threads);
-    EXPECT_TRUE(same_bits(other.out, one.out));
-    EXPECT_TRUE(same_bits(other.lse, one.lse));
-    EXPECT_TRUE(same_bits(other.dq, one.dq));
-    EXPECT_TRUE(same_bits(other.dk, one.dk));
-    EXPECT_TRUE(same_bits(other.dv, one.dv));
+  for (const std::int64_t window : {0, 20}) {
+    s.window = window;
+    const Result one = run(backend(), s, in, 1);
+    for (const int threads : {2, 3}) {
+      expect_same_bits(run(backend(), s, in, threads), one);
+    }
   }
 }
 
@@ -271,6 +307,23 @@ TEST_P(Attention, NanShowsFromItsRowOnAndNotBefore) {
   for (std::size_t row = 0; row < 200; ++row) {
     EXPECT_EQ(std::isnan(got.out[row * 8]), row >= 150) << "row " << row;
     EXPECT_EQ(std::isnan(got.lse[row]), row >= 150) << "row " << row;
+  }
+}
+
+TEST_P(Attention, NanShowsOnlyWhereTheWindowHoldsIt) {
+  Random random(49);
+  const ReferenceAttention s = {.batch = 1,
+                                .sequence = 300,
+                                .heads = 1,
+                                .kv_heads = 1,
+                                .head_dim = 8,
+                                .scale = 0.35,
+                                .window = 20};
+  Operands in = operands_of(random, s);
+  in.k[150 * 8 + 3] = std::numeric_limits<float>::quiet_NaN();
+  const Result got = run(backend(), s, in, 1);
+  for (std::size_t row = 0; row < 300; ++row) {
+    EXPECT_EQ(std::isnan(got.out[row * 8]), row >= 150 && row < 170) << "row " << row;
   }
 }
 

@@ -56,7 +56,9 @@ AttentionRow attention_row(const ReferenceAttention& s,
   AttentionRow row;
   double maximum = -HUGE_VAL;
   for (std::int64_t j = 0; j <= place.position; ++j) {
-    row.p.push_back(s.scale * dot(q, q_at(s, place), k, kv_at(s, place, j), s.head_dim));
+    const bool seen = s.window == 0 || j > place.position - s.window;
+    const double score = s.scale * dot(q, q_at(s, place), k, kv_at(s, place, j), s.head_dim);
+    row.p.push_back(seen ? score : -HUGE_VAL);
     maximum = std::max(maximum, row.p.back());
   }
   double sum = 0.0;

@@ -68,6 +68,7 @@ struct ReferenceAttention {
   std::int64_t kv_heads = 0;
   std::int64_t head_dim = 0;
   double scale = 1.0;
+  std::int64_t window = 0;
 };
 
 struct ReferenceAttentionResult {

@@ -74,10 +74,8 @@ TEST(Reference, NormGradientsAreDerivatives) {
   }
 }
 
-TEST(Reference, AttentionGradientsAreDerivatives) {
+void expect_attention_gradients(const ReferenceAttention& shape) {
   Random random(2);
-  const ReferenceAttention shape = {
-      .batch = 2, .sequence = 5, .heads = 4, .kv_heads = 2, .head_dim = 3, .scale = 0.7};
   const Doubles q = widen(random.normal(120));
   const Doubles k = widen(random.normal(60));
   const Doubles v = widen(random.normal(60));
@@ -92,6 +90,18 @@ TEST(Reference, AttentionGradientsAreDerivatives) {
       k, gradient.dk, [&](const Doubles& a) { return loss(q, a, v); }, "dk");
   expect_gradient(
       v, gradient.dv, [&](const Doubles& a) { return loss(q, k, a); }, "dv");
+}
+
+TEST(Reference, AttentionGradientsAreDerivatives) {
+  for (const std::int64_t window : {0, 2}) {
+    expect_attention_gradients({.batch = 2,
+                                .sequence = 5,
+                                .heads = 4,
+                                .kv_heads = 2,
+                                .head_dim = 3,
+                                .scale = 0.7,
+                                .window = window});
+  }
 }
 
 TEST(Reference, HeadGradientsAreDerivatives) {

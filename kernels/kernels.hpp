@@ -322,12 +322,13 @@ struct AttentionShape {
   std::int64_t heads = 0;
   std::int64_t kv_heads = 0;  // divides heads; head h uses kv head h / (heads / kv_heads)
   std::int64_t head_dim = 0;  // 1 .. kAttentionHeadDimMax
+  std::int64_t window = 0;    // keys that a query sees, its own the last; 0: all up to its own
 };
 
-// out = softmax(scale * q k^T, causal) v per head, by tiles with an online softmax (Dao 2023): no
-// T x T array exists. q and out are [N, heads * head_dim], k and v [N, kv_heads * head_dim], each
-// with its own stride, so that a packed [N, 3C] is three views. lse[batch, heads, sequence] is
-// saved.
+// out = softmax(scale * q k^T, causal and within the window) v per head, by tiles with an online
+// softmax (Dao 2023): no T x T array exists. q and out are [N, heads * head_dim], k and v [N,
+// kv_heads * head_dim], each with its own stride, so that a packed [N, 3C] is three views.
+// lse[batch, heads, sequence] is saved.
 struct AttentionArgs {
   AttentionShape shape = {};
   double scale = 1.0;  // usually 1 / sqrt(head_dim)

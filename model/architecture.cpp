@@ -18,7 +18,6 @@ namespace {
 
 // Bounds that keep every product of sizes far inside 64 bits.
 constexpr std::int64_t kSizeMax = std::int64_t{1} << 30;
-constexpr std::int64_t kLayersMax = 1 << 16;
 
 // Llama's feed-forward width: two thirds of 4 * hidden, rounded up to a multiple of this.
 constexpr std::int64_t kLlamaFfnMultiple = 256;
@@ -264,6 +263,14 @@ void check_relations(const Architecture& a, const std::string& source, Problems&
     problems.add(usage_error(
         fmt::format("{}: head_dim = {} is odd; rotary positions turn pairs", source, a.head_dim)));
   }
+  if (a.sliding_window < 0 || a.sliding_window > kSizeMax) {
+    problems.add(usage_error(fmt::format(
+        "{}: sliding_window = {} is not within 1 .. {}", source, a.sliding_window, kSizeMax)));
+  }
+  if (!a.slides.empty() && static_cast<std::int64_t>(a.slides.size()) != a.layers) {
+    problems.add(usage_error(fmt::format(
+        "{}: layer_types has {} entries for {} layers", source, a.slides.size(), a.layers)));
+  }
   for (const std::string& problem : check_rope(rope_shape(a), a.rope_scaling)) {
     problems.add(usage_error(fmt::format("{}: {}", source, problem)));
   }
@@ -272,14 +279,15 @@ void check_relations(const Architecture& a, const std::string& source, Problems&
 // What an architecture has that its config.json could not say.
 void check_dialect(const Architecture& a, const std::string& source, Problems& problems) {
   const bool none = !a.qkv_bias && !a.output_bias && !a.mlp_bias && !a.qk_norm;
+  const bool whole = a.sliding_window == 0;
   const bool both_or_none = a.qkv_bias == a.output_bias;
   bool said = true;
   switch (a.dialect) {
     case Dialect::kLlama:
-      said = a.family == Family::kGpt2 ? none : both_or_none && !a.qk_norm;
+      said = whole && (a.family == Family::kGpt2 ? none : both_or_none && !a.qk_norm);
       break;
     case Dialect::kMistral:
-      said = none;
+      said = none && a.slides.empty();
       break;
     case Dialect::kQwen2:
       said = a.qkv_bias && !a.output_bias && !a.mlp_bias && !a.qk_norm;
@@ -289,8 +297,8 @@ void check_dialect(const Architecture& a, const std::string& source, Problems& p
       break;
   }
   if (!said || (a.family == Family::kGpt2 && a.dialect != Dialect::kLlama)) {
-    problems.add(usage_error(
-        fmt::format("{}: a {} has other biases and norms of attention", source, model_type(a))));
+    problems.add(usage_error(fmt::format(
+        "{}: a {} has other biases, norms or windows of attention", source, model_type(a))));
   }
 }
 
@@ -298,6 +306,12 @@ void check_dialect(const Architecture& a, const std::string& source, Problems& p
 
 std::string_view family_name(Family family) {
   return family == Family::kGpt2 ? "gpt2" : "llama";
+}
+
+std::int64_t window_of(const Architecture& architecture, std::int64_t layer) {
+  const bool slides =
+      architecture.slides.empty() || architecture.slides[static_cast<std::size_t>(layer)];
+  return slides ? architecture.sliding_window : 0;
 }
 
 std::string_view model_type(const Architecture& architecture) {

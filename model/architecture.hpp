@@ -26,6 +26,8 @@ enum class Family : std::uint8_t { kGpt2, kLlama };
 // Of Llama's family: whose config.json a model has. GPT-2 has one only.
 enum class Dialect : std::uint8_t { kLlama, kMistral, kQwen2, kQwen3 };
 
+inline constexpr std::int64_t kLayersMax = 1 << 16;
+
 struct Architecture {
   Family family = Family::kGpt2;
   Dialect dialect = Dialect::kLlama;
@@ -44,6 +46,9 @@ struct Architecture {
   bool qk_norm = false;          // Llama: RMSNorm of each head of q and k before it is rotated
   double rope_theta = 10000.0;   // Llama
   RopeScaling rope_scaling;      // Llama
+  // Mistral, Qwen: keys that a query sees, its own the last; 0: all up to its own.
+  std::int64_t sliding_window = 0;
+  std::vector<bool> slides;  // which layers have the window; empty: each
   double norm_eps = 1e-5;
   double initializer_range = 0.02;
   // Carried along, without effect on numbers.
@@ -53,6 +58,9 @@ struct Architecture {
 
   friend bool operator==(const Architecture&, const Architecture&) = default;
 };
+
+// Of a layer: sliding_window or 0.
+[[nodiscard]] std::int64_t window_of(const Architecture& architecture, std::int64_t layer);
 
 [[nodiscard]] inline RopeShape rope_shape(const Architecture& a) {
   return {.head_dim = a.head_dim, .theta = a.rope_theta, .max_seq_len = a.max_seq_len};

@@ -99,12 +99,17 @@ void add_projections(std::span<const kernels::LinearShape> shapes, plan::UnitCos
   }
 }
 
-// Causal: half of the T x T scores. Forward multiplies twice with them, backward five times.
+// Causal: half of the T x T scores; with a window W, W T less half of W x W. Forward multiplies
+// twice with them, backward five times. Tiles waste as much at the edges of a window as those of a
+// whole sequence of twice its length do.
 void add_attention(const kernels::AttentionShape& shape, plan::UnitCost& cost) {
+  const bool whole = shape.window == 0 || shape.window >= shape.sequence;
   const auto sequence = static_cast<double>(shape.sequence);
-  const double product = static_cast<double>(shape.batch) * sequence * sequence *
+  const double window = whole ? sequence : static_cast<double>(shape.window);
+  const double product = static_cast<double>(shape.batch) * window * (2.0 * sequence - window) *
                          static_cast<double>(shape.heads * shape.head_dim);
-  cost.forward.sequence = cost.backward.sequence = shape.sequence;
+  cost.forward.sequence = cost.backward.sequence =
+      whole ? shape.sequence : std::min(shape.sequence, 2 * shape.window);
   cost.forward.attention_forward_flops += 2 * product;
   cost.backward.attention_backward_flops += 5 * product;
   ++cost.forward.operations;

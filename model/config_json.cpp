@@ -35,6 +35,7 @@ enum Owners : std::uint8_t {
   kAll = kGpt2 | kLlamas,
   kLlamaOrQwen3 = kLlama | kQwen3,
   kLlamaOrMistral = kLlama | kMistral,
+  kMistralOrQwens = kMistral | kQwens,
   kAllButQwens = kGpt2 | kLlamaOrMistral
 };
 
@@ -127,6 +128,10 @@ constexpr std::array kRules{
     used("headrace", kAll),
     used("rope_parameters", kLlamas),
     used("rope_scaling", kLlamas),  // its older name
+    used("sliding_window", kMistralOrQwens),
+    used("use_sliding_window", kQwens),
+    used("max_window_layers", kQwens),
+    used("layer_types", kQwens),
     size_field("vocab_size", kAll, &Architecture::vocab),
     size_field("n_layer", kGpt2, &Architecture::layers),
     size_field("n_embd", kGpt2, &Architecture::hidden),
@@ -166,10 +171,10 @@ constexpr std::array kRules{
     numbers("rope_interleaved", kLlamas, Neutral::kFalse),
     numbers("partial_rotary_factor", kLlamas, Neutral::kOne),
     numbers("pretraining_tp", kLlamas, Neutral::kOne),
-    numbers("sliding_window", kLlamaOrMistral, Neutral::kNull),
-    numbers("use_sliding_window", kLlamas, Neutral::kFalse),
+    numbers("sliding_window", kLlama, Neutral::kNull),
+    numbers("use_sliding_window", kLlamaOrMistral, Neutral::kFalse),
     numbers("use_mrope", kQwens, Neutral::kFalse),
-    numbers("layer_types", kLlamas, Neutral::kFull),
+    numbers("layer_types", kLlamaOrMistral, Neutral::kFull),
     numbers("quantization_config", kAll, Neutral::kNull),
     numbers("pruned_heads", kAll, Neutral::kEmpty),
     numbers("chunk_size_feed_forward", kAll, Neutral::kZero),
@@ -177,8 +182,11 @@ constexpr std::array kRules{
     numbers("cross_attention_hidden_size", kAll, Neutral::kNull),
     numbers("tie_encoder_decoder", kAll, Neutral::kFalse),
     // Harmless: how the model was saved, how text is generated, other tasks' heads.
-    Rule{"sliding_window", kQwens},  // where use_sliding_window is false
     Rule{"n_ctx"},
+    Rule{"output_past"},
+    Rule{"max_sequence_length"},
+    Rule{"unsloth_version"},
+    Rule{"unsloth_fixed"},
     Rule{"torch_dtype"},
     Rule{"dtype"},
     Rule{"transformers_version"},
@@ -192,7 +200,7 @@ constexpr std::array kRules{
     Rule{"gradient_checkpointing"},
     Rule{"is_decoder"},
     Rule{"is_llama_config"},
-    Rule{"max_window_layers"},
+    Rule{"max_window_layers", kAllButQwens},
     Rule{"use_cache"},
     Rule{"torchscript"},
     Rule{"use_bfloat16"},
@@ -494,6 +502,8 @@ class Parser {
       read_rope(rule.field, value);
     } else if (rule.tokens != nullptr) {
       a.*rule.tokens = read_tokens(rule, value);
+    } else if (rule.field == "sliding_window") {
+      read_window(rule, value);
     } else if (value.is_null()) {
       if (rule.field == "num_key_value_heads") {
         a.kv_heads = 0;  // as many as heads
@@ -504,7 +514,81 @@ class Parser {
       take(rule, value, value.as_double(), a.*rule.number, "a number");
     } else if (rule.flag != nullptr) {
       take(rule, value, value.as_bool(), a.*rule.flag, "true or false");
+    } else if (rule.field == "use_sliding_window") {
+      take(rule, value, value.as_bool(), windows_.are_used, "true or false");
+    } else if (rule.field == "max_window_layers") {
+      take(rule, value, value.as_int(), windows_.full_layers, "a whole number");
+    } else if (rule.field == "layer_types") {
+      read_layer_types(value);
     }
+  }
+
+  void read_window(const Rule& rule, const Json& value) {
+    windows_.keys = 0;  // null: none
+    if (value.is_null()) {
+      return;
+    }
+    take(rule, value, value.as_int(), windows_.keys, "a whole number");
+    if (value.as_int() && windows_.keys < 1) {
+      complain(fmt::format("field 'sliding_window' = {}: at least 1 is due", value.dump()));
+    }
+  }
+
+  void read_layer_types(const Json& value) {
+    windows_.slides.emplace();
+    const Json::Array* list = value.as_array();
+    if (list == nullptr) {
+      complain(fmt::format("field 'layer_types' = {} is not a list", value.dump()));
+      return;
+    }
+    for (const Json& entry : *list) {
+      windows_.slides->push_back(is_text_of(entry, {"sliding_attention"}));
+      if (!windows_.slides->back() && !is_text_of(entry, {"full_attention"})) {
+        complain(fmt::format("field 'layer_types' holds {}", entry.dump()),
+                 "this version has \"full_attention\" and \"sliding_attention\"");
+      }
+    }
+  }
+
+  // Mistral: every layer has the window. Qwen: those that layer_types names, else all from
+  // max_window_layers on; none unless use_sliding_window.
+  void finish_windows() {
+    Architecture& a = result_.architecture;
+    const bool qwen = (owner_ & kQwens) != 0;
+    if (owner_ == kMistral || (qwen && windows_.are_used)) {
+      a.sliding_window = windows_.keys;
+    }
+    if (!qwen) {
+      return;
+    }
+    std::vector<bool> slides = slides_of_layers();
+    const auto slide = std::count(slides.begin(), slides.end(), true);
+    if (slide > 0 && a.sliding_window == 0) {
+      complain("layer_types has \"sliding_attention\", and there is no window",
+               "use_sliding_window is false, or sliding_window null",
+               "correct the one that is wrong");
+    }
+    a.sliding_window = slide > 0 ? a.sliding_window : 0;
+    if (slide > 0 && slide < static_cast<std::ptrdiff_t>(slides.size())) {
+      a.slides = std::move(slides);
+    }  // else: none or all, which needs no list
+  }
+
+  std::vector<bool> slides_of_layers() {
+    const Architecture& a = result_.architecture;
+    std::vector<bool> slides;
+    if (windows_.slides) {
+      slides = *windows_.slides;
+      if (static_cast<std::int64_t>(slides.size()) != a.layers) {
+        complain(fmt::format(
+            "field 'layer_types' has {} entries for {} layers", slides.size(), a.layers));
+      }
+      return slides;
+    }
+    for (std::int64_t layer = 0; layer < std::min(a.layers, kLayersMax); ++layer) {
+      slides.push_back(a.sliding_window > 0 && layer >= windows_.full_layers);
+    }
+    return slides;
   }
 
   template <class T>
@@ -617,11 +701,7 @@ class Parser {
     }
     finish_rope();
     a.output_bias = owner_ != kQwen2 && a.qkv_bias;
-    if (owner_ == kMistral && root_.find("sliding_window") == nullptr) {
-      complain("field 'sliding_window' is missing, which means 4096",
-               "this version attends to the whole sequence",
-               "to do so: \"sliding_window\": null");
-    }
+    finish_windows();
     a.kv_heads = a.kv_heads == 0 ? a.heads : a.kv_heads;
     a.head_dim = a.head_dim == 0 && a.heads != 0 ? a.hidden / a.heads : a.head_dim;
   }
@@ -647,6 +727,14 @@ class Parser {
   const ConfigJsonSource& source_;
   Owners owner_ = kAll;
   ParsedConfigJson result_;
+
+  struct {
+    std::int64_t keys = 4096;
+    bool are_used = false;
+    std::int64_t full_layers = 28;
+    std::optional<std::vector<bool>> slides;
+  } windows_;  // as transformers has them where a file is silent
+
   std::optional<RopeFields> rope_;
   std::optional<double> rope_theta_;  // of such an object
   Problems problems_;

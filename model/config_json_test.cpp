@@ -10,7 +10,8 @@ namespace {
 
 constexpr const char* kGpt2 = R"({"architectures": ["GPT2LMHeadModel"], "model_type": "gpt2",
   "vocab_size": 50257, "n_positions": 64, "n_ctx": 64, "n_embd": 48, "n_layer": 3, "n_head": 4,
-  "activation_function": "gelu_new", "summary_type": "cls_index", "resid_pdrop": 0.1,
+  "activation_function": "gelu_new", "summary_type": "cls_index", "output_past": true,
+  "resid_pdrop": 0.1,
   "bos_token_id": 50256, "eos_token_id": 50256, "layer_norm_epsilon": 1e-05})";
 
 constexpr const char* kLlama = R"({"architectures": ["LlamaForCausalLM"], "model_type": "llama",
@@ -74,7 +75,7 @@ TEST(ConfigJson, Gpt2IsReadWithItsDefaults) {
   EXPECT_EQ(a.eos_tokens, std::vector<std::int64_t>{50256});
   ASSERT_EQ(parsed->notes.size(), 2U);
   EXPECT_NE(parsed->notes[0].find("resid_pdrop = 0.1 is trained as 0"), std::string::npos);
-  EXPECT_NE(parsed->notes[1].find("n_ctx, summary_type"), std::string::npos);
+  EXPECT_NE(parsed->notes[1].find("n_ctx, summary_type, output_past"), std::string::npos);
 }
 
 TEST(ConfigJson, LlamaIsReadInBothFormsOfItsRotaryFields) {
@@ -131,12 +132,12 @@ TEST(ConfigJson, FieldsThatAreAbsentHaveTheirModelsUsualValues) {
       "intermediate_size": 112, "num_hidden_layers": 3, "num_attention_heads": 32)" +
                  more + "}");
   };
-  const Result<ParsedConfigJson> mistral = of("mistral", R"(, "sliding_window": null)");
+  const Result<ParsedConfigJson> mistral = of("mistral");
   ASSERT_TRUE(mistral) << text_of(mistral.error());
   EXPECT_EQ(mistral->architecture.kv_heads, 8);
   EXPECT_EQ(mistral->architecture.max_seq_len, 131072);
   EXPECT_EQ(mistral->architecture.norm_eps, 1e-6);
-  EXPECT_FALSE(of("mistral"));  // sliding_window would be 4096
+  EXPECT_EQ(mistral->architecture.sliding_window, 4096);
   const Result<ParsedConfigJson> qwen2 = of("qwen2");
   ASSERT_TRUE(qwen2) << text_of(qwen2.error());
   EXPECT_EQ(qwen2->architecture.kv_heads, 32);
@@ -201,6 +202,63 @@ TEST(ConfigJson, NeutralValuesPass) {
     const Result<ParsedConfigJson> parsed = parse(with(kLlama, field));
     EXPECT_TRUE(parsed) << field << text_of(parsed.error());
   }
+}
+
+std::string replaced(std::string text, const std::string& from, const std::string& to) {
+  return text.replace(text.find(from), from.size(), to);
+}
+
+// kQwen3 with use_sliding_window, a window of 6 and one more field.
+Result<ParsedConfigJson> parse_windows(const std::string& field) {
+  std::string text = replaced(kQwen3, R"("sliding_window": null)", R"("sliding_window": 6)");
+  text = replaced(text, R"("use_sliding_window": false)", R"("use_sliding_window": true)");
+  return parse(replaced(text, R"("max_window_layers": 28)", field));
+}
+
+TEST(ConfigJson, WindowsAreReadAsTransformersDoes) {
+  const Result<ParsedConfigJson> mistral =
+      parse(replaced(kMistral, R"("sliding_window": null)", R"("sliding_window": 4096)"));
+  ASSERT_TRUE(mistral) << text_of(mistral.error());
+  EXPECT_EQ(window_of(mistral->architecture, 2), 4096);
+  const auto windows = [](const Result<ParsedConfigJson>& parsed) {
+    EXPECT_TRUE(parsed) << text_of(parsed.error());
+    std::vector<std::int64_t> found;
+    for (std::int64_t layer = 0; parsed && layer < 3; ++layer) {
+      found.push_back(window_of(parsed->architecture, layer));
+    }
+    return found;
+  };
+  using Windows = std::vector<std::int64_t>;
+  EXPECT_EQ(windows(parse_windows(R"("max_window_layers": 28)")), Windows({0, 0, 0}));
+  EXPECT_EQ(windows(parse_windows(R"("max_window_layers": 1)")), Windows({0, 6, 6}));
+  EXPECT_EQ(windows(parse_windows(R"("max_window_layers": 0)")), Windows({6, 6, 6}));
+  const std::string mixed = R"("max_window_layers": 0,
+    "layer_types": ["sliding_attention", "full_attention", "sliding_attention"])";
+  EXPECT_EQ(windows(parse_windows(mixed)), Windows({6, 0, 6}));
+  for (const char* field : {R"("max_window_layers": 1)", R"("max_window_layers": 0)"}) {
+    const Architecture architecture = parse_windows(field)->architecture;
+    const Result<ParsedConfigJson> again = parse(config_to_json(architecture, Dtype::kF32).dump());
+    ASSERT_TRUE(again) << text_of(again.error());
+    EXPECT_EQ(again->architecture, architecture);
+  }
+  const Architecture architecture = parse_windows(mixed)->architecture;
+  EXPECT_EQ(parse(config_to_json(architecture, Dtype::kF32).dump())->architecture, architecture);
+}
+
+TEST(ConfigJson, WindowsThatContradictThemselvesAreRefused) {
+  const auto refused = [](const Result<ParsedConfigJson>& parsed, const char* says) {
+    ASSERT_FALSE(parsed) << says;
+    EXPECT_NE(text_of(parsed.error()).find(says), std::string::npos) << text_of(parsed.error());
+  };
+  refused(parse(replaced(kMistral, R"("sliding_window": null)", R"("sliding_window": 0)")),
+          "'sliding_window' = 0");
+  refused(parse_windows(R"("layer_types": ["sliding_attention"])"), "1 entries for 3 layers");
+  refused(parse_windows(R"("layer_types": ["chunked_attention", "full_attention",
+            "full_attention"])"),
+          "chunked_attention");
+  refused(parse(with(kQwen2, R"("layer_types": ["sliding_attention", "full_attention",
+            "full_attention"])")),
+          "there is no window");
 }
 
 // kMistral has no rope fields but theta.

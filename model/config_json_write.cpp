@@ -65,6 +65,20 @@ std::string_view architecture_name(const Architecture& a) {
   return "LlamaForCausalLM";
 }
 
+// layer_types says which layers slide; before it there was max_window_layers, the first that does.
+void set_window_fields(const Architecture& a, Json& config) {
+  Json types = Json::array();
+  std::int64_t full = 0;
+  for (std::int64_t layer = 0; layer < a.layers; ++layer) {
+    const bool slides = window_of(a, layer) > 0;
+    full += !slides && full == layer ? 1 : 0;
+    types.push_back(slides ? "sliding_attention" : "full_attention");
+  }
+  config.set("use_sliding_window", a.sliding_window > 0)
+      .set("max_window_layers", full)
+      .set("layer_types", std::move(types));
+}
+
 // What the models of Llama's family differ in.
 void set_dialect_fields(const Architecture& a, Json& config) {
   const bool qwen = a.dialect == Dialect::kQwen2 || a.dialect == Dialect::kQwen3;
@@ -74,10 +88,10 @@ void set_dialect_fields(const Architecture& a, Json& config) {
   if (a.dialect == Dialect::kLlama) {
     config.set("mlp_bias", a.mlp_bias);
   } else {
-    config.set("sliding_window", Json());
+    config.set("sliding_window", a.sliding_window > 0 ? Json(a.sliding_window) : Json());
   }
   if (qwen) {
-    config.set("use_sliding_window", false);
+    set_window_fields(a, config);
   }
 }
 

@@ -49,7 +49,7 @@ struct Shapes {
   }
 };
 
-Shapes shapes_of(const Architecture& a, const BatchShape& batch) {
+Shapes shapes_of(const Architecture& a, const BatchShape& batch, std::int64_t layer) {
   Shapes s{};
   s.rows = batch.micro_batch * batch.seq_len;
   s.hidden = a.hidden;
@@ -61,7 +61,8 @@ Shapes shapes_of(const Architecture& a, const BatchShape& batch) {
                  .sequence = batch.seq_len,
                  .heads = a.heads,
                  .kv_heads = a.kv_heads,
-                 .head_dim = a.head_dim};
+                 .head_dim = a.head_dim,
+                 .window = window_of(a, layer)};
   const auto linear = [&](std::int64_t inputs, std::int64_t outputs, bool bias) {
     return kernels::LinearShape{.rows = s.rows,
                                 .inputs = inputs,
@@ -129,8 +130,9 @@ class LlamaBlock final : public exec::Block {
   LlamaBlock(const Architecture& architecture,
              const BatchShape& batch,
              const plan::UnitSpec& unit,
+             std::int64_t layer,
              std::shared_ptr<const RopeTables> tables)
-      : shapes_(shapes_of(architecture, batch)),
+      : shapes_(shapes_of(architecture, batch, layer)),
         threads_(batch.compute_threads),
         places_(places_of(shapes_, threads_)),
         eps_(architecture.norm_eps),
@@ -482,8 +484,10 @@ std::vector<plan::TensorSpec> llama_block_tensors(const Architecture& a, std::in
   return tensors;
 }
 
-plan::UnitCost llama_block_cost(const Architecture& architecture, const BatchShape& batch) {
-  const Shapes shapes = shapes_of(architecture, batch);
+plan::UnitCost llama_block_cost(const Architecture& architecture,
+                                const BatchShape& batch,
+                                std::int64_t layer) {
+  const Shapes shapes = shapes_of(architecture, batch, layer);
   const Places places = places_of(shapes, batch.compute_threads);
   const auto elements = [&](std::int64_t columns) {
     return static_cast<double>(shapes.rows * columns);
@@ -520,8 +524,9 @@ plan::UnitCost llama_block_cost(const Architecture& architecture, const BatchSha
 std::unique_ptr<exec::Block> make_llama_block(const Architecture& architecture,
                                               const BatchShape& batch,
                                               const plan::UnitSpec& unit,
+                                              std::int64_t layer,
                                               std::shared_ptr<const RopeTables> tables) {
-  return std::make_unique<LlamaBlock>(architecture, batch, unit, std::move(tables));
+  return std::make_unique<LlamaBlock>(architecture, batch, unit, layer, std::move(tables));
 }
 
 }  // namespace headrace::model

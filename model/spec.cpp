@@ -221,12 +221,14 @@ void set_tables(plan::ModelSpec& spec) {
 }
 
 void set_costs(const Architecture& a, const BatchShape& batch, plan::ModelSpec& spec) {
-  const plan::UnitCost block =
-      a.family == Family::kGpt2 ? gpt2_block_cost(a, batch) : llama_block_cost(a, batch);
-  for (plan::UnitSpec& unit : spec.units) {
-    if (unit.kind == plan::UnitKind::kBlock) {
-      unit.cost = block;
+  std::map<std::int64_t, plan::UnitCost> costs;  // by window
+  for (std::int64_t layer = 0; layer < a.layers; ++layer) {
+    const auto [cost, is_new] = costs.try_emplace(window_of(a, layer));
+    if (is_new) {
+      cost->second =
+          a.family == Family::kGpt2 ? gpt2_block_cost(a, batch) : llama_block_cost(a, batch, layer);
     }
+    spec.units[static_cast<std::size_t>(layer + 1)].cost = cost->second;
   }
   spec.units.front().cost = embedding_cost(a, batch);
   set_head_costs(a, batch, spec.units.back(), spec.head);

@@ -18,9 +18,10 @@ Result<exec::Model> make_model(const Architecture& architecture,
                                                             : std::shared_ptr<const RopeTables>();
   for (const plan::UnitSpec& unit : spec.units) {
     if (unit.kind == plan::UnitKind::kBlock) {
+      const auto layer = static_cast<std::int64_t>(model.blocks.size());
       model.blocks.push_back(architecture.family == Family::kGpt2
                                  ? make_gpt2_block(architecture, batch, unit)
-                                 : make_llama_block(architecture, batch, unit, tables));
+                                 : make_llama_block(architecture, batch, unit, layer, tables));
     }
   }
   model.head = make_head(architecture, spec, batch);

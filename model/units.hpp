@@ -47,8 +47,10 @@ struct RopeTables {
 
 [[nodiscard]] plan::UnitCost gpt2_block_cost(const Architecture& architecture,
                                              const BatchShape& batch);
+// Layers with the same window_of cost the same.
 [[nodiscard]] plan::UnitCost llama_block_cost(const Architecture& architecture,
-                                              const BatchShape& batch);
+                                              const BatchShape& batch,
+                                              std::int64_t layer);
 [[nodiscard]] plan::UnitCost embedding_cost(const Architecture& architecture,
                                             const BatchShape& batch);
 // UnitSpec::cost of the head unit, HeadSpec::state_bytes, score and gradient. Needs rows and
@@ -65,6 +67,7 @@ void set_head_costs(const Architecture& architecture,
     const Architecture& architecture,
     const BatchShape& batch,
     const plan::UnitSpec& unit,
+    std::int64_t layer,
     std::shared_ptr<const RopeTables> tables);
 [[nodiscard]] std::unique_ptr<exec::Embedding> make_embedding(const plan::ModelSpec& spec,
                                                               const BatchShape& batch);

@@ -14,6 +14,12 @@ void check(const AttentionShape& shape) {
                   "head_dim is out of range");
   HEADRACE_ASSERT(shape.kv_heads >= 1 && shape.heads % shape.kv_heads == 0,
                   "kv_heads must divide heads");
+  HEADRACE_ASSERT(shape.window >= 0, "a window is a count of keys");
+}
+
+// Whole sequences are windows too.
+std::int64_t window_of(const AttentionShape& shape) {
+  return shape.window == 0 ? shape.sequence : std::min(shape.window, shape.sequence);
 }
 
 // A view moved to the first row of batch entry `batch` and to the elements of `head`.
@@ -47,6 +53,7 @@ void run_forward(const ForwardRun& run) {
     const std::int64_t kv_head = head / (shape.heads / shape.kv_heads);
     const cpu::AttentionTask task = {
         .sequence = shape.sequence,
+        .window = window_of(shape),
         .head_dim = shape.head_dim,
         .scale = run.scale,
         .q = at(run.q, shape, batch, head),
@@ -86,6 +93,7 @@ void run_backward(const BackwardRun& run) {
     const std::int64_t head = kv_head * group;
     cpu::attention_backward_group(
         {.sequence = shape.sequence,
+         .window = window_of(shape),
          .head_dim = shape.head_dim,
          .group = group,
          .scale = run.scale,

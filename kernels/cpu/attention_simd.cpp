@@ -206,6 +206,22 @@ HWY_INLINE ConstRowsView rows_from(const ConstRowsView& view, std::int64_t row) 
   return {view.data + row * view.stride, view.stride};
 }
 
+// Keys [begin, end) of a tile, which one query sees. None: its window begins behind the tile.
+struct KeyRange {
+  std::int64_t begin;
+  std::int64_t end;
+
+  [[nodiscard]] bool empty() const { return begin >= end; }
+};
+
+HWY_INLINE KeyRange keys_of(std::int64_t query,
+                            std::int64_t window,
+                            std::int64_t key_begin,
+                            std::int64_t keys) {
+  return {std::max<std::int64_t>(0, query - window + 1 - key_begin),
+          std::min(keys, query - key_begin + 1)};
+}
+
 // ---- forward
 // -------------------------------------------------------------------------------------
 
@@ -219,17 +235,30 @@ struct ForwardScratch {
   float* sum;           // [kQueryTile]
 };
 
+// A row that sees no key of a tile: nothing is added to it.
+HWY_INLINE void skip_row(const ForwardScratch& scratch,
+                         std::int64_t row,
+                         std::int64_t width,
+                         bool first) {
+  std::fill_n(scratch.scores + row * kKeyTile, width, 0.0F);
+  if (first) {
+    scratch.maximum[row] = -__builtin_huge_valf();
+    scratch.sum[row] = 0.0F;
+  }
+}
+
 // One row of scores becomes exp(score - maximum); the row's sum and earlier output are rescaled.
 HWY_INLINE void softmax_row(const ForwardScratch& scratch,
                             std::int64_t row,
-                            std::int64_t valid,
+                            const KeyRange& seen,
                             std::int64_t width,
                             std::int64_t padded,
                             bool first) {
   const D d;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(d));
   float* scores = scratch.scores + row * kKeyTile;
-  std::fill(scores + valid, scores + width, -__builtin_huge_valf());
+  std::fill(scores, scores + seen.begin, -__builtin_huge_valf());
+  std::fill(scores + seen.end, scores + width, -__builtin_huge_valf());
   const float previous = first ? -__builtin_huge_valf() : scratch.maximum[row];
   V maximum = hn::Set(d, previous);
   for (std::int64_t i = 0; i < width; i += lanes) {
@@ -288,8 +317,9 @@ void forward_tile_simd(const AttentionTask& task, std::int64_t query_begin) {
   const std::int64_t rows = std::min(kQueryTile, task.sequence - query_begin);
   const std::int64_t query_end = query_begin + rows;
   pack_rows(rows_from(task.q, query_begin), rows, task.head_dim, task.scale, scratch.q, padded);
-  for (std::int64_t key_begin = 0; key_begin < query_end; key_begin += kKeyTile) {
-    const bool first = key_begin == 0;
+  const std::int64_t first_tile = first_key_tile(query_begin, task.window);
+  for (std::int64_t key_begin = first_tile; key_begin < query_end; key_begin += kKeyTile) {
+    const bool first = key_begin == first_tile;
     const std::int64_t keys = std::min(kKeyTile, query_end - key_begin);
     const std::int64_t width = round_up(keys, kTilePad);
     pack_transposed(rows_from(task.k, key_begin), keys, task.head_dim, scratch.k_transposed);
@@ -306,9 +336,12 @@ void forward_tile_simd(const AttentionTask& task, std::int64_t query_begin) {
                   kKeyTile,
                   false});
     for (std::int64_t row = 0; row < rows; ++row) {
-      // A row sees itself and what is before it; tiles are such that this is one key at least.
-      const std::int64_t valid = std::min(keys, query_begin + row - key_begin + 1);
-      softmax_row(scratch, row, valid, width, padded, first);
+      const KeyRange seen = keys_of(query_begin + row, task.window, key_begin, keys);
+      if (seen.empty()) {
+        skip_row(scratch, row, width, first);
+      } else {
+        softmax_row(scratch, row, seen, width, padded, first);
+      }
     }
     tile_product({rows,
                   padded,
@@ -368,7 +401,7 @@ HWY_INLINE float dot(const float* a, const float* b, std::int64_t count) {
 // p = exp(score - lse) and ds = p * (dp - delta) of one row; both 0 where the mask is.
 HWY_INLINE void backward_row(const BackwardScratch& scratch,
                              std::int64_t row,
-                             std::int64_t valid,
+                             const KeyRange& seen,
                              std::int64_t width,
                              float lse) {
   const D d;
@@ -382,8 +415,11 @@ HWY_INLINE void backward_row(const BackwardScratch& scratch,
     hn::Store(probability, d, p + i);
     hn::Store(hn::Mul(probability, hn::Sub(hn::Load(d, ds + i), delta)), d, ds + i);
   }
-  std::fill(p + valid, p + width, 0.0F);
-  std::fill(ds + valid, ds + width, 0.0F);
+  const std::int64_t begin = std::min(seen.begin, width);
+  for (float* masked : {p, ds}) {
+    std::fill(masked, masked + begin, 0.0F);
+    std::fill(masked + seen.end, masked + width, 0.0F);
+  }
 }
 
 void store_dq(const AttentionBackwardTask& task,
@@ -394,7 +430,7 @@ void store_dq(const AttentionBackwardTask& task,
     const float* from = scratch.dq + row * padded;
     float* to =
         task.dq.data + (place.query_begin + row) * task.dq.stride + place.head * task.head_dim;
-    if (place.key_begin == 0) {
+    if (place.key_begin == first_key_tile(place.query_begin, task.window)) {
       for (std::int64_t i = 0; i < task.head_dim; ++i) {
         to[i] = from[i] * task.scale;
       }
@@ -445,8 +481,8 @@ void backward_tile(const AttentionBackwardTask& task,
   for (std::int64_t row = 0; row < rows; ++row) {
     const float* out = task.out.data + (place.query_begin + row) * task.out.stride + column;
     scratch.delta[row] = dot(scratch.dout + row * padded, out, task.head_dim);
-    const std::int64_t valid = std::min(keys, place.query_begin + row - place.key_begin + 1);
-    backward_row(scratch, row, valid, width, lse[row]);
+    const KeyRange seen = keys_of(place.query_begin + row, task.window, place.key_begin, keys);
+    backward_row(scratch, row, seen, width, lse[row]);
   }
   tile_product(
       {keys, padded, rows, scratch.p, 1, kKeyTile, scratch.dout, padded, scratch.dv, padded, true});
@@ -486,7 +522,9 @@ void backward_group_simd(const AttentionBackwardTask& task) {
     std::fill(scratch.dk, scratch.dk + keys * padded, 0.0F);
     std::fill(scratch.dv, scratch.dv + keys * padded, 0.0F);
     for (std::int64_t head = 0; head < task.group; ++head) {
-      for (std::int64_t query = key_begin; query < task.sequence; query += kQueryTile) {
+      for (std::int64_t query = key_begin;
+           query < task.sequence && first_key_tile(query, task.window) <= key_begin;
+           query += kQueryTile) {
         const std::int64_t rows = std::min(kQueryTile, task.sequence - query);
         backward_tile(task, scratch, {key_begin, keys, query, rows, head});
       }

@@ -5,6 +5,7 @@
 // teams. Bits depend on the instruction set and the arguments only.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "kernels/cpu/common.hpp"
@@ -103,8 +104,14 @@ inline constexpr std::int64_t kQueryTile = 64;
 inline constexpr std::int64_t kKeyTile = 128;
 inline constexpr std::int64_t kTilePad = 16;  // widths of packed tiles are multiples of it
 
+// Where the first tile of keys begins that queries from query_begin on see.
+constexpr std::int64_t first_key_tile(std::int64_t query_begin, std::int64_t window) {
+  return std::max<std::int64_t>(0, query_begin - window + 1) / kKeyTile * kKeyTile;
+}
+
 struct AttentionTask {
   std::int64_t sequence;
+  std::int64_t window;  // 1 .. sequence (0 of no rows)
   std::int64_t head_dim;
   float scale;
   ConstRowsView q;  // of this head, from position 0
@@ -121,6 +128,7 @@ void attention_forward_tile(const AttentionTask& task, std::int64_t query_begin)
 
 struct AttentionBackwardTask {
   std::int64_t sequence;
+  std::int64_t window;  // 1 .. sequence (0 of no rows)
   std::int64_t head_dim;
   std::int64_t group;  // query heads of this kv head, head_dim apart in q, out, dout, dq
   float scale;

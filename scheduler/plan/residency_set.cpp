@@ -11,7 +11,9 @@ namespace headrace::plan {
 
 bool alike(const UnitSpec& a, const UnitSpec& b) {
   return a.kind == UnitKind::kBlock && b.kind == UnitKind::kBlock &&
-         a.cost.saved_bytes == b.cost.saved_bytes && same_layout(a, b);
+         a.cost.saved_bytes == b.cost.saved_bytes &&
+         a.cost.forward.attention_forward_flops == b.cost.forward.attention_forward_flops &&
+         same_layout(a, b);
 }
 
 namespace {

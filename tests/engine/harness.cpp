@@ -356,6 +356,11 @@ model::Architecture small_qwen3() {
   model::Architecture architecture = small_llama();
   architecture.dialect = model::Dialect::kQwen3;
   architecture.qk_norm = true;
+  architecture.sliding_window = 5;
+  architecture.slides = {false, true, false};
+  architecture.rope_scaling.type = model::RopeType::kYarn;
+  architecture.rope_scaling.factor = 4.0;
+  architecture.rope_scaling.original_max_position_embeddings = 16;
   return architecture;
 }
 

@@ -24,6 +24,14 @@ std::string family_test_name(const ::testing::TestParamInfo<Family>& info) {
   return info.param.name;
 }
 
+// Layers that are added attend to the whole sequence.
+void set_layers(model::Architecture& architecture, int layers) {
+  architecture.layers = layers;
+  if (!architecture.slides.empty()) {
+    architecture.slides.resize(static_cast<std::size_t>(layers));
+  }
+}
+
 class Invariance : public ::testing::TestWithParam<Family> {
  protected:
   [[nodiscard]] RunOptions base() const {
@@ -115,7 +123,7 @@ TEST_P(Invariance, SmallestHostBudgetAndALittleMore) {
 // more and more blocks are kept.
 TEST_P(Invariance, ActivationsOfSomeBlocks) {
   RunOptions options = base();
-  options.architecture.layers = 5;
+  set_layers(options.architecture, 5);
   options.steps = 2;
   const RunRecord expected = run_engine(options);
   options.settings.separate_device = true;
@@ -201,7 +209,7 @@ TEST_P(Invariance, TraversalAndUpdateOrder) {
 // Whether steps are clipped all the time, now and then, or never; a part of what there is streams.
 TEST_P(Invariance, SpeculativeUpdates) {
   RunOptions options = base();
-  options.architecture.layers = 6;
+  set_layers(options.architecture, 6);
   options.accumulate = 1;
   options.steps = std::min(kSteps, 6);
   const std::size_t sixteenths = options.architecture.tied ? 10 : 9;  // that little fits into

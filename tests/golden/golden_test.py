@@ -209,12 +209,13 @@ LLAMA_FIELDS = [
     "max_position_embeddings",
     "rms_norm_eps",
 ]
+WINDOW_FIELDS = ["use_sliding_window", "sliding_window", "layer_types"]
 FIELDS = {
     "gpt2": ["n_embd", "n_layer", "n_head", "n_positions", "layer_norm_epsilon"],
     "llama": [*LLAMA_FIELDS, "head_dim", "attention_bias", "mlp_bias"],
     "mistral": [*LLAMA_FIELDS, "head_dim", "sliding_window"],
-    "qwen2": [*LLAMA_FIELDS, "use_sliding_window", "sliding_window"],
-    "qwen3": [*LLAMA_FIELDS, "head_dim", "attention_bias", "use_sliding_window", "sliding_window"],
+    "qwen2": [*LLAMA_FIELDS, *WINDOW_FIELDS],
+    "qwen3": [*LLAMA_FIELDS, "head_dim", "attention_bias", *WINDOW_FIELDS],
 }
 
 

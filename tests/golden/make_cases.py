@@ -197,6 +197,25 @@ CASES |= {
         {"seq_len": 45, "micro_batch": 1},
         {"dtype": torch.bfloat16},
     ),
+    "mistral-window": (
+        lambda: transformers.MistralConfig(**NARROW, sliding_window=5, max_position_embeddings=64),
+        {"seq_len": 23, "lr": 5e-4},
+        {},
+    ),
+    "qwen3-window-dynamic": (
+        lambda: transformers.Qwen3Config(
+            **{**NARROW, "num_hidden_layers": 3, "num_attention_heads": 4},
+            **rope("dynamic", factor=2.0),
+            head_dim=8,
+            use_sliding_window=True,
+            sliding_window=7,
+            max_window_layers=1,
+            max_position_embeddings=12,
+            tie_word_embeddings=True,
+        ),
+        {"seq_len": 21, "accumulate": 2},
+        {},
+    ),
     "qwen2-rope-yarn": (
         lambda: transformers.Qwen2Config(
             **NARROW,
