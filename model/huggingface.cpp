@@ -2,9 +2,11 @@
 #include "model/huggingface.hpp"
 
 #include <fmt/format.h>
+#include <unistd.h>
 
 #include <algorithm>
-#include <array>
+#include <cerrno>
+#include <cstdio>
 #include <cstring>
 #include <set>
 #include <string_view>
@@ -49,30 +51,40 @@ std::string shape_text(const std::vector<std::int64_t>& shape) {
 // An export leaves it in config.json.
 constexpr std::string_view kOwnField = "headrace";
 
+// Weights that are in more files than one, in an export's names.
+bool is_sharded_weights(std::string_view name) {
+  return is_shard_name(name) || name == kWeightsIndexName;
+}
+
 // Of which a directory must not hold any beside an export's: which of them is read depends on who
 // reads.
 bool is_other_weights(std::string_view name) {
-  return name.ends_with(".index.json") ||
-         (name.ends_with(".safetensors") && name != "model.safetensors") ||
+  return (name.ends_with(".index.json") && name != kWeightsIndexName) ||
+         (name.ends_with(".safetensors") && name != kWeightsName && !is_shard_name(name)) ||
          (name.starts_with("pytorch_model") && name.ends_with(".bin"));
 }
 
 // What an export that was killed leaves: in whole, or before it had written config.json.
 bool is_left_over(std::string_view name) {
-  return name == "model.safetensors.partial" ||
+  return (name.starts_with("model") && name.ends_with(".partial")) ||
          (name.ends_with(".tmp") &&
           (name.starts_with("config.json.") || name.starts_with("generation_config.json.") ||
            name.starts_with("tokenizer.json.")));
-}
-
-bool is_own_file(std::string_view name) {
-  return std::find(kExportFiles.begin(), kExportFiles.end(), name) != kExportFiles.end();
 }
 
 bool config_is_own(const std::string& dir) {
   const Result<std::string> text = read_file(dir + "/config.json", kConfigBytesMax);
   const Result<Json> json = text ? parse_json(*text) : Result<Json>(text.error());
   return json && json->find(kOwnField) != nullptr;
+}
+
+// Whether all shards in `dir` are those that its index names.
+bool shards_are_whole(const std::string& dir, const std::vector<std::string>& names) {
+  const Result<std::vector<std::string>> indexed = weight_file_names(dir);
+  return indexed && std::all_of(names.begin(), names.end(), [&](const std::string& name) {
+           return !is_shard_name(name) ||
+                  std::find(indexed->begin(), indexed->end(), name) != indexed->end();
+         });
 }
 
 // Every tensor of a model, in its order.
@@ -222,20 +234,22 @@ Status check_export_target(const std::string& dir, ExportOver over) {
   HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(dir));
   const bool has_config = std::find(names.begin(), names.end(), "config.json") != names.end();
   const bool own = has_config && config_is_own(dir);
+  const bool own_shards =
+      own ? shards_are_whole(dir, names) : over == ExportOver::kUnfinished && !has_config;
   const Error error = usage_error(fmt::format("'{}' is not written over", dir));
   for (const std::string& name : names) {
     const std::string path = fmt::format("{}/{}", dir, name);
-    if (is_own_file(name) && !is_regular_file(path)) {
+    if (is_export_file(name) && !is_regular_file(path)) {
       return Error(error)
           .with_why(fmt::format("'{}' in it is not a regular file", name))
           .with_hint("remove it, or name another folder");
     }
-    if (is_other_weights(name)) {
+    if (is_other_weights(name) || (is_sharded_weights(name) && !own_shards)) {
       return Error(error)
           .with_why(fmt::format("'{}' in it belongs to other weights, which would stay", name))
           .with_hint("remove it, or name another folder");
     }
-    const bool unfinished = over == ExportOver::kUnfinished && !has_config && is_own_file(name);
+    const bool unfinished = over == ExportOver::kUnfinished && !has_config && is_export_file(name);
     if (own || unfinished || is_left_over(name) || over == ExportOver::kAnything) {
       continue;
     }
@@ -267,30 +281,154 @@ Status export_tokenizer(const Architecture& architecture, const std::string& dir
 
 }  // namespace
 
+bool is_export_file(std::string_view name) {
+  return name == "config.json" || name == "generation_config.json" || name == "tokenizer.json" ||
+         name == kWeightsName || is_sharded_weights(name);
+}
+
+namespace {
+
+// Where a tensor of the export comes from, and the file that it goes to.
+struct Place {
+  int unit = 0;
+  std::int64_t offset = 0;
+  std::size_t shard = 0;
+};
+
+// Writes the weights of an export: entries in the model's order, cut into shards.
+class WeightsExport {
+ public:
+  WeightsExport(const plan::ModelSpec& spec, const HuggingFaceExport& request) : request_(request) {
+    std::uint64_t filled = 0;
+    for (std::size_t unit = 0; unit < spec.units.size(); ++unit) {
+      for (const plan::TensorSpec& tensor : spec.units[unit].tensors) {
+        const std::uint64_t bytes =
+            static_cast<std::uint64_t>(tensor.elements) * dtype_bytes(request.dtype);
+        if (filled > 0 && filled + bytes > request.shard_bytes_max) {
+          ++shards_;
+          filled = 0;
+        }
+        filled += bytes;
+        total_bytes_ += bytes;
+        entries_.push_back({.name = tensor.name, .dtype = request.dtype, .shape = tensor.shape});
+        places_.push_back(
+            {.unit = static_cast<int>(unit), .offset = tensor.offset, .shard = shards_ - 1});
+      }
+    }
+  }
+
+  [[nodiscard]] Status write() {
+    if (shards_ == 1) {
+      HEADRACE_TRY(write_file(0, path_of(std::string(kWeightsName))));
+      return remove_stale();
+    }
+    Status status;
+    for (std::size_t shard = 0; status && shard < shards_; ++shard) {
+      status = write_file(shard, partial_of(shard));
+    }
+    if (!status) {
+      for (std::size_t shard = 0; shard < shards_; ++shard) {
+        // The error at hand says more than a failure to remove what it left.
+        static_cast<void>(::unlink(partial_of(shard).c_str()));
+      }
+      return status;
+    }
+    return name_shards();
+  }
+
+ private:
+  [[nodiscard]] std::string path_of(const std::string& name) const {
+    return fmt::format("{}/{}", request_.dir, name);
+  }
+
+  [[nodiscard]] std::string partial_of(std::size_t shard) const {
+    return path_of(shard_name(shard, shards_) + ".partial");
+  }
+
+  [[nodiscard]] Status write_file(std::size_t shard, const std::string& path) const {
+    SafetensorsWrite write;
+    write.path = path;
+    write.buffer = request_.buffer;
+    std::vector<Place> places;
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      if (places_[i].shard == shard) {
+        write.entries.push_back(entries_[i]);
+        places.push_back(places_[i]);
+      }
+    }
+    write.source = [&](std::size_t index, std::int64_t begin, std::span<float> out) {
+      return request_.read(places[index].unit, places[index].offset + begin, out);
+    };
+    return write_safetensors(write);
+  }
+
+  // Without config.json the directory is known for unfinished while its files are exchanged.
+  [[nodiscard]] Status name_shards() const {
+    HEADRACE_TRY(remove("config.json"));
+    HEADRACE_TRY(remove_stale());
+    Json map = Json::object();
+    for (std::size_t i = 0; i < entries_.size(); ++i) {
+      map.add(entries_[i].name, shard_name(places_[i].shard, shards_));
+    }
+    for (std::size_t shard = 0; shard < shards_; ++shard) {
+      const std::string path = path_of(shard_name(shard, shards_));
+      if (std::rename(partial_of(shard).c_str(), path.c_str()) != 0) {
+        return errno_error(fmt::format("cannot rename '{}' to '{}'", partial_of(shard), path),
+                           errno);
+      }
+    }
+    Json metadata = Json::object();
+    metadata.set("total_size", total_bytes_);
+    Json index = Json::object();
+    index.set("metadata", std::move(metadata)).set("weight_map", std::move(map));
+    return write_file_atomically(path_of(std::string(kWeightsIndexName)), index.dump(2) + "\n");
+  }
+
+  // Weights that an earlier export has and this one has not.
+  [[nodiscard]] Status remove_stale() const {
+    HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(request_.dir));
+    for (const std::string& name : names) {
+      const bool weights = name == kWeightsName || is_sharded_weights(name);
+      if (weights && !is_new(name)) {
+        HEADRACE_TRY(remove(name));
+      }
+    }
+    return {};
+  }
+
+  [[nodiscard]] bool is_new(std::string_view name) const {
+    if (shards_ == 1) {
+      return name == kWeightsName;
+    }
+    for (std::size_t shard = 0; shard < shards_; ++shard) {
+      if (name == shard_name(shard, shards_)) {
+        return true;
+      }
+    }
+    return false;  // the index is written anew
+  }
+
+  [[nodiscard]] Status remove(const std::string& name) const {
+    if (::unlink(path_of(name).c_str()) != 0 && errno != ENOENT) {
+      return errno_error(fmt::format("cannot remove '{}'", path_of(name)), errno);
+    }
+    return {};
+  }
+
+  const HuggingFaceExport& request_;
+  std::vector<SafetensorsEntry> entries_;
+  std::vector<Place> places_;
+  std::size_t shards_ = 1;
+  std::uint64_t total_bytes_ = 0;
+};
+
+}  // namespace
+
 Status export_huggingface(const Architecture& architecture,
                           const plan::ModelSpec& spec,
                           const HuggingFaceExport& request) {
   HEADRACE_TRY(make_directory(request.dir, Parents::kMustExist));
-
-  struct Place {
-    int unit;
-    std::int64_t offset;
-  };
-
-  std::vector<Place> places;
-  SafetensorsWrite write;
-  write.path = request.dir + "/model.safetensors";
-  write.buffer = request.buffer;
-  for (std::size_t unit = 0; unit < spec.units.size(); ++unit) {
-    for (const plan::TensorSpec& tensor : spec.units[unit].tensors) {
-      write.entries.push_back({.name = tensor.name, .dtype = request.dtype, .shape = tensor.shape});
-      places.push_back({.unit = static_cast<int>(unit), .offset = tensor.offset});
-    }
-  }
-  write.source = [&](std::size_t index, std::int64_t begin, std::span<float> out) {
-    return request.read(places[index].unit, places[index].offset + begin, out);
-  };
-  HEADRACE_TRY(write_safetensors(write));
+  HEADRACE_TRY(WeightsExport(spec, request).write());
   constexpr int kIndentSpaces = 2;
   HEADRACE_TRY(
       write_file_atomically(request.dir + "/generation_config.json",

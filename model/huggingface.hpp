@@ -7,7 +7,6 @@
 // is reported at once, with file and tensor.
 #pragma once
 
-#include <array>
 #include <cstdint>
 #include <functional>
 #include <span>
@@ -60,9 +59,11 @@ class HuggingFaceModel {
 [[nodiscard]] Result<HuggingFaceModel> open_huggingface(const std::string& dir,
                                                         const std::vector<std::string>& ignore);
 
-// What export_huggingface writes; config.json last.
-inline constexpr std::array<std::string_view, 3> kExportFiles = {
-    "config.json", "generation_config.json", "model.safetensors"};
+// Weights beyond this are written as shards, each of which is smaller unless it is one tensor.
+inline constexpr std::uint64_t kShardBytesMax = 5'000'000'000;
+
+// Whether export_huggingface may write a file of this name. config.json is written last.
+[[nodiscard]] bool is_export_file(std::string_view name);
 
 enum class ExportOver : std::uint8_t {
   kExport,      // an earlier export
@@ -81,9 +82,12 @@ struct HuggingFaceExport {
   // Fills `out` with elements [begin, begin + out.size()) of a unit.
   std::function<Status(int unit, std::int64_t begin, std::span<float> out)> read;
   std::span<float> buffer;  // scratch, at least one element; a MiB or more is quick
+  std::uint64_t shard_bytes_max = kShardBytesMax;
 };
 
-// model.safetensors, generation_config.json, then config.json, each replaced whole. config.json
+// model.safetensors (or shards, then model.safetensors.index.json), generation_config.json, then
+// config.json, each replaced whole. Shards get their names when all are whole; until then an
+// earlier export stays as it is, and weights of it that are not replaced are removed. config.json
 // has a field "headrace", by which an export is known, with the name of the architecture's
 // tokenizer if it has one ({"tokenizer": "bytes"}).
 [[nodiscard]] Status export_huggingface(const Architecture& architecture,

@@ -123,7 +123,8 @@ class Directory {
 Status export_to(const std::string& dir,
                  const HuggingFaceModel& model,
                  const plan::ModelSpec& spec,
-                 Dtype dtype) {
+                 Dtype dtype,
+                 std::uint64_t shard_bytes_max = kShardBytesMax) {
   std::vector<float> buffer(777);
   return export_huggingface(model.architecture(),
                             spec,
@@ -133,7 +134,19 @@ Status export_to(const std::string& dir,
                                  [&](int unit, std::int64_t begin, std::span<float> out) {
                                    return model.read(spec, unit, begin, out);
                                  },
-                             .buffer = buffer});
+                             .buffer = buffer,
+                             .shard_bytes_max = shard_bytes_max});
+}
+
+std::string in_folder(const std::string& dir, const std::string& name) {
+  return std::filesystem::path(dir) / name;
+}
+
+// Of a directory, sorted.
+std::vector<std::string> names_in(const std::string& dir) {
+  std::vector<std::string> names = *list_directory(dir);
+  std::sort(names.begin(), names.end());
+  return names;
 }
 
 TEST(HuggingFace, ImportAndExportOfFloat32GivesTheSameBytes) {
@@ -197,6 +210,90 @@ TEST(HuggingFace, ShardsAreReadAsOneFileIs) {
     EXPECT_EQ(*read_file(dir + "/model.safetensors", 1 << 20),
               *read_file(out.path() + "/whole/model.safetensors", 1 << 20));
   }
+}
+
+// A shard holds tensors as long as they fit, as transformers cuts them.
+TEST(HuggingFace, WhatIsExportedInShardsReadsBackEqual) {
+  Directory directory(architecture(Family::kGpt2, true));
+  directory.write();
+  const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+  ASSERT_TRUE(model) << text_of(model.error());
+  const plan::ModelSpec spec = spec_of(model->architecture());
+  const TemporaryFolder out;
+  const std::string sharded = out.path() + "/sharded";
+  constexpr std::uint64_t kMost = 8192;
+  ASSERT_TRUE(export_to(sharded, *model, spec, Dtype::kF32, kMost));
+  EXPECT_FALSE(path_exists(sharded + "/model.safetensors"));
+  const Result<std::vector<std::string>> shards = weight_file_names(sharded);
+  ASSERT_TRUE(shards);
+  ASSERT_GT(shards->size(), 3U);
+  EXPECT_EQ(shards->front(), shard_name(0, shards->size()));
+  for (const std::string& name : *shards) {
+    const Result<SafetensorsFile> file = SafetensorsFile::open(in_folder(sharded, name));
+    ASSERT_TRUE(file);
+    std::uint64_t bytes = 0;
+    for (const SafetensorsTensor& tensor : file->tensors()) {
+      bytes += tensor.bytes;
+    }
+    EXPECT_TRUE(bytes <= kMost || file->tensors().size() == 1) << name;
+  }
+  const Result<HuggingFaceModel> again = open_huggingface(sharded, {});
+  ASSERT_TRUE(again) << text_of(again.error());
+  EXPECT_EQ(again->architecture(), directory.a);
+  ASSERT_TRUE(export_to(out.path() + "/whole", *again, spec, Dtype::kF32));
+  EXPECT_EQ(*read_file(out.path() + "/whole/model.safetensors", 1 << 20),
+            *read_file(directory.path() + "/model.safetensors", 1 << 20));
+}
+
+TEST(HuggingFace, AnExportInItsPlaceLeavesNoOtherWeights) {
+  Directory directory(architecture(Family::kGpt2, true));
+  directory.write();
+  const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+  ASSERT_TRUE(model) << text_of(model.error());
+  const plan::ModelSpec spec = spec_of(model->architecture());
+  const TemporaryFolder out;
+  for (const std::uint64_t most : {kShardBytesMax,
+                                   std::uint64_t{8192},
+                                   std::uint64_t{20000},
+                                   std::uint64_t{8192},
+                                   kShardBytesMax}) {
+    ASSERT_TRUE(check_export_target(out.path(), ExportOver::kExport)) << most;
+    ASSERT_TRUE(export_to(out.path(), *model, spec, Dtype::kF32, most)) << most;
+    std::vector<std::string> expected = *weight_file_names(out.path());
+    if (expected.size() > 1) {
+      expected.emplace_back("model.safetensors.index.json");
+    }
+    expected.insert(expected.end(), {"config.json", "generation_config.json"});
+    std::sort(expected.begin(), expected.end());
+    EXPECT_EQ(names_in(out.path()), expected) << most;
+    EXPECT_TRUE(open_huggingface(out.path(), {})) << most;
+  }
+}
+
+TEST(HuggingFace, AnExportInShardsThatFailsLeavesTheEarlierOne) {
+  Directory directory(architecture(Family::kGpt2, true));
+  directory.write();
+  const Result<HuggingFaceModel> model = open_huggingface(directory.path(), {});
+  ASSERT_TRUE(model) << text_of(model.error());
+  const plan::ModelSpec spec = spec_of(model->architecture());
+  const TemporaryFolder out;
+  ASSERT_TRUE(export_to(out.path(), *model, spec, Dtype::kF32));
+  const std::vector<std::string> before = names_in(out.path());
+  std::vector<float> buffer(100);
+  int reads = 0;
+  const Status failed = export_huggingface(
+      model->architecture(),
+      spec,
+      {.dir = out.path(),
+       .read = [&](int unit, std::int64_t begin, std::span<float> values) -> Status {
+         return ++reads > 60 ? Status(operating_error("gone"))
+                             : model->read(spec, unit, begin, values);
+       },
+       .buffer = buffer,
+       .shard_bytes_max = 4000});
+  EXPECT_FALSE(failed);
+  EXPECT_EQ(names_in(out.path()), before);
+  EXPECT_TRUE(open_huggingface(out.path(), {}));
 }
 
 TEST(HuggingFace, AnIndexAndItsShardsMustAgree) {

@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <set>
 #include <utility>
 
@@ -63,6 +64,31 @@ Result<std::map<std::string, std::string>> read_index(const std::string& path) {
 }
 
 }  // namespace
+
+std::string shard_name(std::size_t index, std::size_t count) {
+  return fmt::format("model-{:05}-of-{:05}.safetensors", index + 1, count);
+}
+
+bool is_shard_name(std::string_view name) {
+  constexpr std::string_view kPattern = "model-#####-of-#####.safetensors";
+  return std::equal(
+      name.begin(), name.end(), kPattern.begin(), kPattern.end(), [](char found, char wanted) {
+        return wanted == '#' ? found >= '0' && found <= '9' : found == wanted;
+      });
+}
+
+Result<std::vector<std::string>> weight_file_names(const std::string& dir) {
+  if (path_exists(fmt::format("{}/{}", dir, kWeightsName))) {
+    return std::vector<std::string>{std::string(kWeightsName)};
+  }
+  using Index = std::map<std::string, std::string>;
+  HEADRACE_ASSIGN(const Index index, read_index(fmt::format("{}/{}", dir, kWeightsIndexName)));
+  std::set<std::string> names;
+  for (const auto& [tensor, file] : index) {
+    names.insert(file);
+  }
+  return std::vector<std::string>(names.begin(), names.end());
+}
 
 Result<WeightFiles> WeightFiles::open(const std::string& dir) {
   WeightFiles weights;

@@ -21,6 +21,13 @@ namespace headrace::model {
 inline constexpr std::string_view kWeightsName = "model.safetensors";
 inline constexpr std::string_view kWeightsIndexName = "model.safetensors.index.json";
 
+// "model-00001-of-00003.safetensors"
+[[nodiscard]] std::string shard_name(std::size_t index, std::size_t count);
+[[nodiscard]] bool is_shard_name(std::string_view name);
+
+// The names in `dir` that hold its weights: model.safetensors, or the shards that its index names.
+[[nodiscard]] Result<std::vector<std::string>> weight_file_names(const std::string& dir);
+
 struct StoredWeight {
   std::size_t file = 0;
   const SafetensorsTensor* tensor = nullptr;

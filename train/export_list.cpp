@@ -148,9 +148,18 @@ Status ExportList::remove_folder(std::int64_t step) const {
     return errno_error(fmt::format("cannot remove the export '{}'", dir), reason);
   };
   // config.json, which was written last, goes first.
-  for (const std::string_view name : model::kExportFiles) {
-    if (::unlink(fmt::format("{}/{}", dir, name).c_str()) != 0 && errno != ENOENT) {
-      return failed(errno);
+  const auto remove = [&](std::string_view name) {
+    return ::unlink(fmt::format("{}/{}", dir, name).c_str()) == 0 || errno == ENOENT;
+  };
+  if (!remove("config.json")) {
+    return failed(errno);
+  }
+  if (is_directory(dir)) {
+    HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(dir));
+    for (const std::string& name : names) {
+      if (model::is_export_file(name) && !remove(name)) {
+        return failed(errno);
+      }
     }
   }
   // A folder that holds something else stays, with what it holds.

@@ -15,7 +15,12 @@ class ExportListTest : public TestFolder {
  protected:
   void make_export(const ExportList& list, std::int64_t step) const {
     ASSERT_TRUE(make_directory(list.folder(step), Parents::kMustExist));
-    for (const char* name : {"config.json", "generation_config.json", "model.safetensors"}) {
+    for (const char* name : {"config.json",
+                             "generation_config.json",
+                             "tokenizer.json",
+                             "model-00001-of-00002.safetensors",
+                             "model-00002-of-00002.safetensors",
+                             "model.safetensors.index.json"}) {
       ASSERT_TRUE(write_file_atomically(list.folder(step) + "/" + name, "x"));
     }
   }

@@ -88,7 +88,13 @@ Result<Exported> export_run(const ExportRequest& request) {
   exported.target_dir = request.target_dir;
   exported.dtype = request.dtype;
   exported.parameters = spec.parameters();
-  HEADRACE_ASSIGN(exported.bytes, file_size_bytes(request.target_dir + "/model.safetensors"));
+  HEADRACE_ASSIGN(const std::vector<std::string> files,
+                  model::weight_file_names(request.target_dir));
+  for (const std::string& file : files) {
+    HEADRACE_ASSIGN(const std::uint64_t bytes,
+                    file_size_bytes(fmt::format("{}/{}", request.target_dir, file)));
+    exported.bytes += bytes;
+  }
   return exported;
 }
 
