@@ -54,6 +54,8 @@ struct RunPaths {
 
   [[nodiscard]] std::string trace() const { return dir + "/trace"; }
 
+  [[nodiscard]] std::string skipped() const { return dir + "/skipped"; }
+
   [[nodiscard]] std::string store() const { return dir + "/store.json"; }
 
   [[nodiscard]] std::string store_making() const { return dir + "/store.making.json"; }

@@ -16,6 +16,7 @@
 #include "train/batches_ahead.hpp"
 #include "train/evaluate.hpp"
 #include "train/interrupt.hpp"
+#include "train/skipped_batches.hpp"
 #include "train/store_folders.hpp"
 
 namespace headrace::train {
@@ -58,6 +59,10 @@ class Trainer {
     if (session_.exports != nullptr && session_.state.step > 0) {
       export_due_ = session_.exports->due(session_.state.step);
       start_export();
+    }
+    if (const Status dropped = drop_skipped_batches(session_.paths.skipped(), session_.state.step);
+        !dropped) {
+      log_warning(dropped.error().what);
     }
     ahead_ = BatchesAhead::start(*session_.loader,
                                  session_.config.batch,
@@ -199,6 +204,9 @@ class Trainer {
     row.stall_s["data"] = data_s;
     row.stall_s["commit"] = commit_s;
     take_notes(row);
+    if (row.skipped) {
+      save_batch(row.step, *batch);
+    }
     if (!result.non_finite && result.kind == exec::StepKind::kSteady) {
       steady_steps_.add(row);
     }
@@ -269,6 +277,17 @@ class Trainer {
       summary_.loss = row.loss;
     }
     look_at_weights();
+  }
+
+  // For whoever looks for the reason; a run does not end for want of it.
+  void save_batch(std::int64_t step, const StepBatch& batch) {
+    const Result<std::string> saved =
+        save_skipped_batch(session_.paths.skipped(), step, batch, session_.config.batch.seq_len);
+    if (saved) {
+      log_info(fmt::format("step {}: its batch is in '{}'", step, *saved));
+    } else {
+      log_warning(fmt::format("step {}: its batch is not saved: {}", step, saved.error().what));
+    }
   }
 
   // An update that made NaN or Inf of finite gradients; said once.

@@ -54,6 +54,9 @@ def check_skips(report, headrace, folder, golden, name, optim, tiers):
     report.check(f"{fact}: the log says so", "skipped" in outcome.err, outcome)
     rates = {row["lr"] for row in rows}
     report.equal(f"{fact}: the schedule stands still", rates, {1e-3 / 2})
+    saved = sorted(path.name for path in (folder / "run/skipped").iterdir())
+    report.equal(f"{fact}: their batches are kept", saved,
+                 [f"step-{step:08}.bin" for step in (1, 2, 3)])
     report.equal(f"{fact}: steps and data go on", [row["step"] for row in rows], [1, 2, 3])
     told = must(headrace.run("inspect", folder / "run", "--json")).json()["commit"]
     counts = (told["step"], told["update_count"])
