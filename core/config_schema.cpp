@@ -453,6 +453,11 @@ constexpr Key<RunConfig> kRunKeys[] = {
                                                       .doc = "units that are fetched ahead of use",
                                                       .may_be_auto = true,
                                                       .range = {.min = 1, .max = 1024}}),
+    key<&RunConfig::tiers, &TiersSection::spill_activations>(
+        {.name = "tiers.spill_activations",
+         .kind = Kind::kBool,
+         .doc =
+             "activations may wait on NVMe where that beats recomputing them; it wears the drive"}),
     key<&RunConfig::tiers, &TiersSection::tile_elements>(
         {.name = "tiers.tile",
          .kind = Kind::kBlocks,

@@ -118,6 +118,7 @@ struct TiersSection {
   std::vector<NvmeFolder> nvme;      // default: <run.dir>/store
   std::optional<std::string> place;  // "device" | "host" | "nvme"
   std::optional<int> lookahead;      // units
+  bool spill_activations = true;
   // Written as a count of 65,536-element blocks ("tile = 5") in the file.
   std::optional<std::uint64_t> tile_elements;
   std::optional<int> io_depth;

@@ -158,7 +158,8 @@ std::vector<exec::DriveOptions> drive_options(const RunConfig& config,
                        .request_bytes = requests.bytes,
                        .read_bytes_per_s = part(config.tiers.links.nvme_read),
                        .write_bytes_per_s = smaller_of(part(config.tiers.links.nvme_write),
-                                                       drive.folder.write_limit_bytes_per_s)});
+                                                       drive.folder.write_limit_bytes_per_s),
+                       .space_bytes = drive.folder.space_bytes});
   }
   return options;
 }
@@ -352,6 +353,7 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   settings.process_bytes = static_cast<std::size_t>(process.used_bytes()) + kProcessGrowthBytes;
   settings.place = place_of(config);
   settings.lookahead = config.tiers.lookahead;
+  settings.may_spill = config.tiers.spill_activations;
   HEADRACE_ASSIGN(settings.tile_elements, tile_of(config, request));
   settings.format = exec::state_format(config.optim.state);
   if (request.purpose == plan::Purpose::kTrain && config.exports.every != "none") {

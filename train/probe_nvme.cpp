@@ -79,6 +79,11 @@ class NamelessFile final : public tiers::nvme::BlockFile {
     return result == 0 ? Status() : errno_error("probe: cannot make its file", result);
   }
 
+  Status cut(std::uint64_t bytes) override {
+    const int failed = ::ftruncate(file_.get(), static_cast<off_t>(bytes));
+    return failed == 0 ? Status() : errno_error("probe: cannot cut its file", errno);
+  }
+
   Result<std::uint64_t> bytes() override {
     struct stat status = {};
     if (::fstat(file_.get(), &status) != 0) {

@@ -165,6 +165,7 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
   const bool commits = store_ != nullptr && !plan_.compute.instructions.empty();
   if (plan_.lanes > 0 || commits) {
     HEADRACE_ASSERT(store_ != nullptr, "a plan that streams tiles needs a store");
+    HEADRACE_TRY(reserve_spill(options));
     // Tiles pass through the host arena only. For commits alone it need not be pinned.
     std::vector<std::span<std::byte>> buffers;
     if (plan_.lanes > 0 && host_arena_->bytes() > 0) {
@@ -173,6 +174,24 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
     HEADRACE_ASSIGN(io_, IoLanes::create(runtime_, *store_, lane_count(), options, buffers));
   }
   return {};
+}
+
+// Of a reader nothing is spilled; it finds the store as it is.
+Status ExecutorImpl::reserve_spill(const ExecutorOptions& options) {
+  if (plan_.compute.instructions.empty()) {
+    return {};
+  }
+  std::vector<tiers::nvme::SpillBytes> extents;
+  for (const plan::SpilledSaved& spilled : plan_.spilled) {
+    extents.push_back({.unit = static_cast<std::uint32_t>(spilled.unit),
+                       .index = static_cast<std::uint32_t>(spilled.slot),
+                       .bytes = spilled.bytes});
+  }
+  std::vector<std::optional<std::uint64_t>> space;
+  for (const DriveOptions& drive : options.drives) {
+    space.push_back(drive.space_bytes);
+  }
+  return store_->reserve_spill(std::move(extents), space);
 }
 
 Status ExecutorImpl::create_watchdog(const ExecutorOptions& options) {
@@ -241,10 +260,7 @@ namespace {
 const char* cause_of(const Instruction& instruction) {
   switch (instruction.queue) {
     case QueueKind::kNvme:
-      return instruction.kind == InstructionKind::kReadParam ||
-                     instruction.kind == InstructionKind::kReadState
-                 ? "nvme_read"
-                 : "nvme_write";
+      return plan::is_read(instruction.kind) ? "nvme_read" : "nvme_write";
     case QueueKind::kH2d:
       return "h2d";
     case QueueKind::kD2h:

@@ -35,6 +35,7 @@ struct DriveOptions {
   int io_depth = 8;                                           // requests in flight
   std::size_t request_bytes = std::size_t{1} << 20U;          // of each, at most
   std::optional<double> read_bytes_per_s, write_bytes_per_s;  // caps
+  std::optional<std::uint64_t> space_bytes = {};  // the most that the store's file may take there
 };
 
 struct ExecutorOptions {

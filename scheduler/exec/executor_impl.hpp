@@ -142,6 +142,8 @@ class ExecutorImpl final : public Executor {
   [[nodiscard]] tiers::nvme::IoLane& next_lane(const MemoryTile& tile);
   [[nodiscard]] Status load_device_weights();
 
+  [[nodiscard]] Status reserve_spill(const ExecutorOptions& options);
+
   [[nodiscard]] int lane_count() const { return std::max(plan_.lanes, kCommitLanes); }
 
   // A tile's two extents, off the step path.
@@ -191,6 +193,7 @@ class ExecutorImpl final : public Executor {
   std::vector<tiers::Lease> leases_;  // of the instruction being launched
   bool prefetched_ = false;           // the first slots hold what the next program finds there
   std::optional<Pending> pending_;
+  std::int64_t spills_ = 0;      // written so far
   bool speculates_next_ = true;  // the last step's update was not clipped
   std::int64_t update_count_ = 0;
   std::uint64_t seed_ = 0;

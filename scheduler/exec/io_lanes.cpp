@@ -38,9 +38,8 @@ Result<std::unique_ptr<IoLanes>> IoLanes::create(tiers::Runtime& runtime,
   return made;
 }
 
-tiers::nvme::IoLane& IoLanes::lane_for(int lane, int unit, int tile) {
-  const std::uint32_t folder =
-      store_.folder_of(static_cast<std::uint32_t>(unit), static_cast<std::uint32_t>(tile));
+tiers::nvme::IoLane& IoLanes::lane_for(int lane, const tiers::nvme::ExtentKey& key) {
+  const std::uint32_t folder = store_.folder_of(key);
   std::optional<std::uint32_t>& last = folder_of_lane_[static_cast<std::size_t>(lane)];
   tiers::nvme::IoLane& wanted = engines_[folder]->lane(lane);
   if (last && *last != folder) {
@@ -50,10 +49,8 @@ tiers::nvme::IoLane& IoLanes::lane_for(int lane, int unit, int tile) {
   return wanted;
 }
 
-tiers::nvme::IoLane& IoLanes::unordered_lane(int lane, int unit, int tile) {
-  return engines_[store_.folder_of(static_cast<std::uint32_t>(unit),
-                                   static_cast<std::uint32_t>(tile))]
-      ->lane(lane);
+tiers::nvme::IoLane& IoLanes::unordered_lane(int lane, const tiers::nvme::ExtentKey& key) {
+  return engines_[store_.folder_of(key)]->lane(lane);
 }
 
 Status IoLanes::wait_all() {

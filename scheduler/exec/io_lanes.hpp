@@ -29,12 +29,12 @@ class IoLanes {
       const ExecutorOptions& options,
       std::span<const std::span<std::byte>> buffers);
 
-  // Where the next operation of the lane goes, if it is about this tile.
-  [[nodiscard]] tiers::nvme::IoLane& lane_for(int lane, int unit, int tile);
+  // Where the next operation of the lane goes, if it is about this extent.
+  [[nodiscard]] tiers::nvme::IoLane& lane_for(int lane, const tiers::nvme::ExtentKey& key);
 
   // For operations that need no order among themselves (loads, commits), with wait_all() before and
   // after them.
-  [[nodiscard]] tiers::nvme::IoLane& unordered_lane(int lane, int unit, int tile);
+  [[nodiscard]] tiers::nvme::IoLane& unordered_lane(int lane, const tiers::nvme::ExtentKey& key);
 
   // Returns once everything submitted so far, of all lanes, is over.
   [[nodiscard]] Status wait_all();

@@ -16,6 +16,21 @@ using plan::QueueKind;
 
 namespace {
 
+tiers::nvme::ExtentKey key_of(const Instruction& instruction) {
+  using tiers::nvme::ExtentKind;
+  tiers::nvme::ExtentKey key{.unit = static_cast<std::uint32_t>(instruction.unit),
+                             .tile = static_cast<std::uint32_t>(instruction.index),
+                             .kind = ExtentKind::kSpill};
+  if (instruction.kind == InstructionKind::kReadParam ||
+      instruction.kind == InstructionKind::kWriteParam) {
+    key.kind = ExtentKind::kParam;
+  } else if (instruction.kind == InstructionKind::kReadState ||
+             instruction.kind == InstructionKind::kWriteState) {
+    key.kind = ExtentKind::kState;
+  }
+  return key;
+}
+
 // In blocks of its tile, which lies over the NUMA nodes as one.
 optim::Threads::Within place_of(const TileJob& job, const Segment& segment) {
   return {.begin = segment.tile_offset / optim::kBlockElements,
@@ -33,7 +48,7 @@ tiers::Queue& ExecutorImpl::queue_of(const Instruction& instruction) {
     case QueueKind::kD2h:
       return device_->d2h();
     case QueueKind::kNvme:
-      return io_->lane_for(instruction.lane, instruction.unit, instruction.index);
+      return io_->lane_for(instruction.lane, key_of(instruction));
     case QueueKind::kHost:
       break;
   }
@@ -64,6 +79,8 @@ void ExecutorImpl::launch(const Instruction& instruction, std::uint64_t number) 
     case InstructionKind::kReadState:
     case InstructionKind::kWriteParam:
     case InstructionKind::kWriteState:
+    case InstructionKind::kReadSaved:
+    case InstructionKind::kWriteSaved:
       return launch_transfer(instruction, number);
     case InstructionKind::kCopy:
       return launch_copy(instruction, number);
@@ -93,16 +110,10 @@ void ExecutorImpl::launch(const Instruction& instruction, std::uint64_t number) 
 }
 
 void ExecutorImpl::launch_transfer(const Instruction& instruction, std::uint64_t number) {
-  const bool param = instruction.kind == InstructionKind::kReadParam ||
-                     instruction.kind == InstructionKind::kWriteParam;
-  const tiers::nvme::ExtentKey key{
-      .unit = static_cast<std::uint32_t>(instruction.unit),
-      .tile = static_cast<std::uint32_t>(instruction.index),
-      .kind = param ? tiers::nvme::ExtentKind::kParam : tiers::nvme::ExtentKind::kState};
+  const tiers::nvme::ExtentKey key = key_of(instruction);
   const std::span<std::byte> memory = memory_of(instruction.accesses[0]);
-  tiers::nvme::IoLane& lane = io_->lane_for(instruction.lane, instruction.unit, instruction.index);
-  const bool reads = instruction.kind == InstructionKind::kReadParam ||
-                     instruction.kind == InstructionKind::kReadState;
+  tiers::nvme::IoLane& lane = io_->lane_for(instruction.lane, key);
+  const bool reads = plan::is_read(instruction.kind);
   const tiers::nvme::IoDeadline deadline =
       instruction.needed_by >= 0 ? static_cast<tiers::nvme::IoDeadline>(instruction.needed_by)
       : reads                    ? tiers::nvme::kDeadlineOfReads
@@ -110,8 +121,10 @@ void ExecutorImpl::launch_transfer(const Instruction& instruction, std::uint64_t
   if (reads) {
     lane.read(key, memory, number, deadline, read_check_);
   } else {
-    const std::int64_t step =
-        instruction.speculative ? running_.speculated_step : running_.write_step;
+    // What is spilled is counted, so that nothing old passes for what was written last.
+    const std::int64_t step = key.kind == tiers::nvme::ExtentKind::kSpill ? spills_++
+                              : instruction.speculative                   ? running_.speculated_step
+                                                                          : running_.write_step;
     lane.write(key, memory, step, number, deadline);
   }
 }

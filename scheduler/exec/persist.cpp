@@ -217,8 +217,7 @@ std::span<std::byte> ExecutorImpl::direct_memory(const MemoryTile& tile) {
 
 tiers::nvme::IoLane& ExecutorImpl::next_lane(const MemoryTile& tile) {
   turn_ = (turn_ + 1) % lane_count();
-  return io_->unordered_lane(
-      turn_, static_cast<int>(tile.key.unit), static_cast<int>(tile.key.tile));
+  return io_->unordered_lane(turn_, tile.key);
 }
 
 Status ExecutorImpl::load_committed(std::int64_t update_count) {

@@ -182,6 +182,39 @@ void Builder::copy_offloaded(const Group& group, std::size_t block, QueueKind qu
   }
 }
 
+// Activations of a block that is spilled, from or to their place among those of kept blocks.
+void Builder::move_saved(const Group& group, std::size_t block, bool away) {
+  for (int k = group.first; k < group.first + group.count; ++k) {
+    const auto slot = static_cast<std::size_t>(slot_of(k));
+    const int waiting = in_.layout.spilled[block][slot];
+    if (waiting < 0) {
+      continue;
+    }
+    const int unit = static_cast<int>(block) + 1;
+    Range there = whole(waiting);
+    Range here{.buffer = in_.layout.saved[block][slot], .offset = 0, .bytes = there.bytes};
+    if (in_.plan.separate_device) {
+      there.bytes = here.bytes = in_.model.units[block + 1].cost.saved_bytes;
+      Instruction copy = make(InstructionKind::kCopy,
+                              away ? QueueKind::kD2h : QueueKind::kH2d,
+                              unit,
+                              static_cast<int>(slot),
+                              k);
+      copy.accesses = {read(away ? here : there), write(away ? there : here)};
+      emit(std::move(copy));
+      continue;
+    }
+    Instruction transfer = make(away ? InstructionKind::kWriteSaved : InstructionKind::kReadSaved,
+                                QueueKind::kNvme,
+                                unit,
+                                static_cast<int>(slot),
+                                k);
+    transfer.lane = next_lane(away ? TransferClass::kSpill : TransferClass::kRead);
+    transfer.accesses = {away ? read(here) : write(here), away ? write(there) : read(there)};
+    emit(std::move(transfer));
+  }
+}
+
 void Builder::forward_blocks(const Group& group, bool backward_follows) {
   for (int k = group.first; in_.plan.separate_device && k < group.first + group.count; ++k) {
     copy_input(0, k, QueueKind::kH2d);
@@ -201,6 +234,7 @@ void Builder::forward_blocks(const Group& group, bool backward_follows) {
     }
     if (backward_follows) {
       copy_offloaded(group, b + 1, QueueKind::kD2h);
+      move_saved(group, b, true);
     }
   }
 }
@@ -345,6 +379,11 @@ void Builder::backward_blocks(const Group& group) {
     // again, or of the model's output.
     if (const auto ahead = static_cast<std::size_t>(in_.plan.lookahead); b >= ahead) {
       copy_offloaded(group, b - ahead, QueueKind::kH2d);
+    }
+    // What of the block behind this one has been used makes room.
+    if (const auto ahead = static_cast<std::size_t>(in_.layout.saved_slots) - 1;
+        in_.layout.saved_slots > 0 && b >= ahead) {
+      move_saved(group, b - ahead, false);
     }
     for (const Group& part : summed_together(group, unit)) {
       const GradientTarget target = gradient_target(unit, piece);

@@ -109,7 +109,7 @@ class Builder {
   };
 
   // Which has lanes of its own, in this order.
-  enum class TransferClass : std::uint8_t { kRead, kWrite, kWriteThrough, kPrefetch };
+  enum class TransferClass : std::uint8_t { kRead, kWrite, kWriteThrough, kSpill, kPrefetch };
 
   [[nodiscard]] int next_lane(TransferClass kind);
   Weights bring_tile(const TileUse& use);
@@ -145,6 +145,7 @@ class Builder {
   void forward_blocks(const Group& group, bool backward_follows);
   void copy_input(std::size_t block, int micro_batch, QueueKind queue);
   void copy_offloaded(const Group& group, std::size_t block, QueueKind queue);
+  void move_saved(const Group& group, std::size_t block, bool away);
   void head(const Group& group, bool backward);
   void head_scores(const Group& group);
   void head_gradients(const Group& group);
@@ -213,7 +214,7 @@ class Builder {
   std::size_t next_lent_ = 0;  // in Layout::borrowed_state
   bool lending_ = true;
   std::size_t next_decoded_ = 0, next_gradient_slot_ = 0, next_landing_ = 0;
-  std::array<int, 4> next_lane_{};  // by TransferClass
+  std::array<int, 5> next_lane_{};  // by TransferClass
 };
 
 }  // namespace headrace::plan

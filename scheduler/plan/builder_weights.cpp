@@ -258,8 +258,8 @@ Builder::Weights Builder::floats_of(const TileUse& use, const Weights& param) {
 }
 
 int Builder::next_lane(TransferClass kind) {
-  constexpr std::array<int, 4> kCounts = {
-      kReadLanes, kWriteLanes, kWriteThroughLanes, kPrefetchLanes};
+  constexpr std::array<int, 5> kCounts = {
+      kReadLanes, kWriteLanes, kWriteThroughLanes, kSpillLanes, kPrefetchLanes};
   const auto index = static_cast<std::size_t>(kind);
   const int first = std::accumulate(kCounts.begin(), kCounts.begin() + index, 0);
   return first + next_lane_[index]++ % kCounts[index];

@@ -33,7 +33,8 @@ struct Choices {
   int lookahead = 1;
   int staging_slots = 4;  // tiles on their way between store, optimizer and device
   std::int64_t tile_elements = 16 * kBlockElements;
-  int kept_blocks = 0;  // the last ones: backward finds their activations, others are recomputed
+  int kept_blocks = 0;     // the last ones: backward finds their activations
+  int spilled_blocks = 0;  // those before them: theirs leave and come back; others are recomputed
   // Separate device: inputs of blocks wait for backward in host memory (deep models; Layout).
   bool offload_inputs = false;
   std::vector<UnitChoice> units;
@@ -42,13 +43,16 @@ struct Choices {
 
 inline constexpr std::int64_t kTileElementsAutoMax = 64 * kBlockElements;  // that "auto" chooses
 
-// Of NVMe transfers: the queues that a plan spreads them over. Writes wait for updates, and what is
-// read for the next step waits for writes: each has lanes of its own.
+// Of NVMe transfers: the queues that a plan spreads them over. Writes wait for updates, what is
+// read for the next step waits for writes, and activations that leave make room for the next
+// block's: each has lanes of its own.
 inline constexpr int kReadLanes = 8;
 inline constexpr int kWriteLanes = 8;
 inline constexpr int kWriteThroughLanes = 4;
+inline constexpr int kSpillLanes = 2;
 inline constexpr int kPrefetchLanes = 4;
-inline constexpr int kLanes = kReadLanes + kWriteLanes + kWriteThroughLanes + kPrefetchLanes;
+inline constexpr int kLanes =
+    kReadLanes + kWriteLanes + kWriteThroughLanes + kSpillLanes + kPrefetchLanes;
 
 // Room for a tile's state in the memory of held gradients, which is free from the update of what it
 // covers until backward writes gradients again.
@@ -64,8 +68,12 @@ struct Layout {
   // the device's memory in turn.
   std::vector<std::vector<int>> activations;
   std::vector<std::vector<int>> offloaded;  // [block input][slot]: on the host; empty: not
-  // [block][micro-batch slot]; blocks that are recomputed share one buffer.
+  // [block][micro-batch slot]; blocks that are recomputed share one buffer, and those that are
+  // spilled have the kept ones' in turn.
   std::vector<std::vector<int>> saved;
+  // [block][slot]: where spilled ones wait; -1: they are not spilled.
+  std::vector<std::vector<int>> spilled;
+  int saved_slots = 0;          // buffers of their own that blocks have, for each micro-batch slot
   std::vector<int> gradients;   // d(activation) per micro-batch slot
   std::vector<int> head_state;  // per micro-batch slot
   int workspace = -1;
@@ -80,6 +88,11 @@ struct Layout {
   std::vector<int> store_param,
       store_state;  // per unit: kStore pseudo-buffers, with room for floats of every tile
 };
+
+// Blocks whose activations leave memory while others take their places: in turn, one being computed
+// and one on its way.
+inline constexpr int kSpillSlotsLeast = 2;
+[[nodiscard]] int spilled_blocks(const ModelSpec& model, const Choices& choices);
 
 // Sizes every buffer and gives it an address. Fills plan.buffers, units, arenas, memory table,
 // lanes and peaks.

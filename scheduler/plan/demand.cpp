@@ -79,9 +79,7 @@ class Count {
 
  private:
   static bool is_ahead(const Instruction& instruction) {
-    return (instruction.kind == InstructionKind::kReadParam ||
-            instruction.kind == InstructionKind::kReadState) &&
-           instruction.lane >= kLanes - kPrefetchLanes;
+    return is_read(instruction.kind) && instruction.lane >= kLanes - kPrefetchLanes;
   }
 
   // The first of its kind for a tile.
@@ -91,8 +89,7 @@ class Count {
 
   void add(const Instruction& instruction) {
     auto& asked = asked_[static_cast<std::size_t>(std::max(instruction.unit, 0))];
-    const bool reads = instruction.kind == InstructionKind::kReadParam ||
-                       instruction.kind == InstructionKind::kReadState;
+    const bool reads = is_read(instruction.kind);
     Asked what = kCoresBefore;
     switch (instruction.queue) {
       case QueueKind::kNvme:

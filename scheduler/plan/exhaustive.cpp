@@ -35,7 +35,34 @@ std::vector<int> staging_ladder(const Choices& choices) {
 bool same_frame(const Choices& a, const Choices& b) {
   return a.group_size == b.group_size && a.update == b.update && a.lookahead == b.lookahead &&
          a.staging_slots == b.staging_slots && a.kept_blocks == b.kept_blocks &&
-         a.offload_inputs == b.offload_inputs && a.tile_elements == b.tile_elements;
+         a.spilled_blocks == b.spilled_blocks && a.offload_inputs == b.offload_inputs &&
+         a.tile_elements == b.tile_elements;
+}
+
+// As many kept as given or half of them, and all others spilled or recomputed; where few are kept,
+// as few as spilling takes.
+std::vector<Choices> ways_with_activations(const ModelSpec& model,
+                                           const PlanSettings& settings,
+                                           const Choices& choices,
+                                           int least) {
+  const int blocks = static_cast<int>(model.units.size()) - 2;
+  std::vector<Choices> all;
+  for (const int kept : {choices.kept_blocks, (choices.kept_blocks + least) / 2}) {
+    all.push_back(choices);
+    all.back().kept_blocks = kept;
+  }
+  if (settings.purpose != Purpose::kTrain || !settings.may_spill || choices.kept_blocks < blocks) {
+    return all;
+  }
+  for (const int kept : {(choices.kept_blocks + least) / 2, kSpillSlotsLeast}) {
+    Choices one = choices;
+    one.kept_blocks = kept;
+    one.spilled_blocks = blocks - kept;
+    if (spilled_blocks(model, one) > 0) {
+      all.push_back(std::move(one));
+    }
+  }
+  return all;
 }
 
 // Everything but residency. `lean`: with no more slots than must be.
@@ -50,10 +77,9 @@ std::vector<Choices> all_choices(const ModelSpec& model, const PlanSettings& set
     if (lean && choices.kept_blocks > least) {
       continue;
     }
-    for (const int kept : {choices.kept_blocks, (choices.kept_blocks + least) / 2}) {
+    for (const Choices& kept : ways_with_activations(model, settings, choices, least)) {
       for (const int slots : lean ? std::vector{choices.staging_slots} : staging_ladder(choices)) {
-        Choices one = choices;
-        one.kept_blocks = kept;
+        Choices one = kept;
         one.staging_slots = slots;
         const bool known = std::any_of(
             all.begin(), all.end(), [&](const Choices& other) { return same_frame(one, other); });

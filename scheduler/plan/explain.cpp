@@ -30,6 +30,10 @@ const char* what_of(const Instruction& instruction) {
       return "write weights";
     case InstructionKind::kWriteState:
       return "write state";
+    case InstructionKind::kReadSaved:
+      return "read activations";
+    case InstructionKind::kWriteSaved:
+      return "write activations";
     case InstructionKind::kCopy:
       return instruction.queue == QueueKind::kH2d ? "copy to device" : "copy to host";
     case InstructionKind::kUpdate:
@@ -204,6 +208,11 @@ std::set<int> forward_buffers(const Program& program, int unit, std::size_t oper
   return buffers;
 }
 
+const char* spilled_how(const Plan& plan) {
+  return plan.separate_device ? "in turn with others; wait for backward in host memory"
+                              : "in turn with others; wait for backward on NVMe";
+}
+
 void add_activations(const Plan& plan, int unit, Explanation& explanation) {
   const Program& program = plan.compute.instructions.empty() ? plan.evaluation : plan.compute;
   const bool training = !plan.compute.instructions.empty();
@@ -219,6 +228,7 @@ void add_activations(const Plan& plan, int unit, Explanation& explanation) {
     }
     const bool saved = operand == kSavedOperand;
     const char* how = !training                             ? "shared by all units"
+                      : saved && is_spilled(plan, unit)     ? spilled_how(plan)
                       : saved && !is_recomputed(plan, unit) ? "kept for backward"
                       : saved ? "made again by backward, in memory that units share"
                       : plan.offload_inputs

@@ -272,37 +272,66 @@ void place_activations(Context& context) {
   }
 }
 
-// What a block's forward leaves for its backward. The last blocks' is kept first: they are the next
-// to go backward. What is recomputed shares one buffer, and so does the last block where a
-// micro-batch turns around before the next one comes: nothing else is run forward meanwhile.
+// Where activations of blocks [first, end) wait for backward.
+void place_spilled(Context& context, std::size_t first, std::size_t end) {
+  Plan& plan = context.plan;
+  Layout& layout = context.layout;
+  layout.spilled.assign(layout.saved.size(),
+                        std::vector<int>(static_cast<std::size_t>(context.slots), -1));
+  for (std::size_t b = first; b < end; ++b) {
+    const std::size_t bytes = round_to_page(context.model.units[b + 1].cost.saved_bytes);
+    for (int k = 0; k < context.slots; ++k) {
+      std::string name = fmt::format("spilled.{}.{}", b + 1, k);
+      int& place = layout.spilled[b][static_cast<std::size_t>(k)];
+      if (plan.separate_device) {
+        place = context.memory.add("activations", std::move(name), MemoryTier::kHost, bytes);
+        continue;
+      }
+      place = context.memory.add_store(std::move(name), bytes);
+      plan.spilled.push_back({.unit = static_cast<int>(b) + 1, .slot = k, .bytes = bytes});
+    }
+  }
+}
+
+// What a block's forward leaves for its backward. The last blocks' is kept: they are the next to go
+// backward. That of blocks before them may leave memory and come back; until then, and again from
+// then on, it lies in a kept block's place. What is recomputed shares one buffer, and so does the
+// last block where a micro-batch turns around before the next one comes: nothing else is run
+// forward meanwhile.
 void place_saved(Context& context) {
   const ModelSpec& model = context.model;
   const std::size_t blocks = model.units.size() - 2;
   Plan& plan = context.plan;
+  Layout& layout = context.layout;
   plan.kept_blocks = context.training ? context.choices.kept_blocks : 0;
+  plan.spilled_blocks = spilled_blocks(model, context.choices);
   const std::size_t first_kept = blocks - static_cast<std::size_t>(plan.kept_blocks);
-  int shared = -1;
-  if (first_kept > 0) {
-    std::size_t largest = 0;
-    for (std::size_t b = 0; b < blocks; ++b) {
-      largest = std::max(largest, model.units[b + 1].cost.saved_bytes);
-    }
-    if (largest > 0) {
-      shared = context.memory.add("activations", "saved", MemoryTier::kDevice, largest);
-    }
-  }
+  const std::size_t first_waiting = first_kept - static_cast<std::size_t>(plan.spilled_blocks);
+  std::size_t largest = 0;
   for (std::size_t b = 0; b < blocks; ++b) {
-    std::vector<int> of_block(static_cast<std::size_t>(context.slots), shared);
-    const bool turns_around = b + 1 == blocks && context.slots == 1 && shared >= 0;
-    for (int k = 0; b >= first_kept && !turns_around && k < context.slots; ++k) {
-      of_block[static_cast<std::size_t>(k)] =
-          context.memory.add("activations",
-                             fmt::format("saved.{}.{}", b + 1, k),
-                             MemoryTier::kDevice,
-                             model.units[b + 1].cost.saved_bytes);
-    }
-    context.layout.saved.push_back(std::move(of_block));
+    largest = std::max(largest, model.units[b + 1].cost.saved_bytes);
   }
+  const int shared = first_waiting > 0 && largest > 0
+                         ? context.memory.add("activations", "saved", MemoryTier::kDevice, largest)
+                         : -1;
+  const bool turns_around = context.slots == 1 && shared >= 0;
+  layout.saved_slots = std::max(plan.kept_blocks - (turns_around ? 1 : 0), 0);
+  layout.saved.resize(blocks);
+  for (std::size_t b = blocks; b-- > 0;) {
+    layout.saved[b].assign(static_cast<std::size_t>(context.slots), shared);
+    if (b >= first_waiting && b < first_kept) {
+      layout.saved[b] = layout.saved[b + static_cast<std::size_t>(layout.saved_slots)];
+    }
+    for (int k = 0; b >= first_kept && !(turns_around && b + 1 == blocks) && k < context.slots;
+         ++k) {
+      layout.saved[b][static_cast<std::size_t>(k)] = context.memory.add(
+          "activations",
+          fmt::format("saved.{}.{}", b + 1, k),
+          MemoryTier::kDevice,
+          plan.spilled_blocks > 0 ? round_to_page(largest) : model.units[b + 1].cost.saved_bytes);
+    }
+  }
+  place_spilled(context, first_waiting, first_kept);
 }
 
 void place_head(Context& context) {
@@ -418,6 +447,7 @@ void place_staging(Context& context) {
   const StagingSizes& sizes = context.staging;
   Layout& layout = context.layout;
   const bool staged = sizes.param > 0 || sizes.state > 0;
+  const bool streams = staged || !context.plan.spilled.empty();
   const int slots = context.choices.staging_slots;
   const auto add = [&](const char* what, int slot, std::size_t bytes) {
     return context.memory.add(
@@ -440,7 +470,7 @@ void place_staging(Context& context) {
     lend_gradients(context, sizes.state);
   }
   context.plan.staging_slots = staged ? slots : 0;
-  context.plan.lanes = staged ? kLanes : 0;
+  context.plan.lanes = streams ? kLanes : 0;
 }
 
 // Slots of the device through which weights and gradients stream, and the staging of tiles on the
@@ -502,10 +532,22 @@ void count_store(Context& context) {
   commits.nvme_bytes =
       static_cast<std::uint64_t>(physical_slots(context.settings, context.plan.update) - 1) *
       (weights.nvme_bytes + state.nvme_bytes);
-  context.plan.nvme_bytes = weights.nvme_bytes + state.nvme_bytes + commits.nvme_bytes;
+  MemoryRow& activations = context.memory.row_of("activations");
+  activations.nvme_bytes = spilled_bytes(context.plan);
+  context.plan.nvme_bytes =
+      weights.nvme_bytes + state.nvme_bytes + commits.nvme_bytes + activations.nvme_bytes;
 }
 
 }  // namespace
+
+int spilled_blocks(const ModelSpec& model, const Choices& choices) {
+  const int blocks = static_cast<int>(model.units.size()) - 2;
+  const int others = blocks - choices.kept_blocks;
+  const int spilled = std::min(choices.spilled_blocks, others);
+  // The last block's may lie where recomputed ones' do.
+  const bool turns_around = choices.group_size == 1 && spilled < others;
+  return choices.kept_blocks - (turns_around ? 1 : 0) >= kSpillSlotsLeast ? spilled : 0;
+}
 
 int physical_slots(const PlanSettings& settings, Update update) {
   return settings.store_slots +

@@ -165,7 +165,20 @@ std::vector<const Program*> steady_programs(const PlanSettings& settings, const 
 
 bool is_recomputed(const Plan& plan, int unit) {
   const int blocks = static_cast<int>(plan.units.size()) - 2;
-  return unit <= blocks - plan.kept_blocks;
+  return unit <= blocks - plan.kept_blocks - plan.spilled_blocks;
+}
+
+std::size_t spilled_bytes(const Plan& plan) {
+  std::size_t bytes = 0;
+  for (const SpilledSaved& spilled : plan.spilled) {
+    bytes += spilled.bytes;
+  }
+  return bytes;
+}
+
+bool is_spilled(const Plan& plan, int unit) {
+  const int blocks = static_cast<int>(plan.units.size()) - 2;
+  return unit >= 1 && unit <= blocks - plan.kept_blocks && !is_recomputed(plan, unit);
 }
 
 const Program& steady_program(const Plan& plan) {

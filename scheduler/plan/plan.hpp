@@ -65,6 +65,9 @@ struct PlanSettings {
   std::optional<std::int64_t> tile_elements;  // a multiple of kBlockElements
   std::optional<int> group_size;              // kBatchMajor ... kLayerMajor
   std::optional<Update> update;
+  // Activations that memory has no room for may leave it until backward, where that is faster than
+  // to recompute them.
+  bool may_spill = true;
   Dtype grad = Dtype::kF32;
   StateFormat format;  // of a training run; the other purposes keep floats
   std::optional<double> h2d_cap, d2h_cap, nvme_read_cap, nvme_write_cap;  // bytes per second
@@ -126,6 +129,12 @@ struct Prediction {
   std::map<std::string, std::uint64_t> link_bytes;  // nvme_read, nvme_write, h2d, d2h, commit
 };
 
+// Activations of a block and a slot of micro-batches that wait on NVMe.
+struct SpilledSaved {
+  int unit = 0, slot = 0;
+  std::size_t bytes = 0;  // whole pages
+};
+
 struct Plan {
   // Resolved choices.
   int group_size = 1;  // micro-batches that go through a unit together, of ModelSpec::accumulate
@@ -137,7 +146,11 @@ struct Plan {
   UpdateRates update_rates;  // that updates and decoding are priced with, none of them 0
   bool separate_device = false;
   bool offload_inputs = false;  // of blocks, to host memory, where they wait for backward
-  int kept_blocks = 0;  // the last ones, whose activations are kept; the others' are recomputed
+  int kept_blocks = 0;          // the last ones, whose activations are kept
+  // Those before them: their activations wait for backward on NVMe, or beside a separate device in
+  // host memory. The others' are recomputed.
+  int spilled_blocks = 0;
+  std::vector<SpilledSaved> spilled;  // what needs room beside the tiles on NVMe
   // Memory.
   std::vector<Buffer> buffers;
   std::size_t device_arena_bytes = 0;  // 0 on an aliasing device
@@ -183,6 +196,8 @@ struct Plan {
 
 // Whether backward makes a block's activations again.
 [[nodiscard]] bool is_recomputed(const Plan& plan, int unit);
+[[nodiscard]] bool is_spilled(const Plan& plan, int unit);
+[[nodiscard]] std::size_t spilled_bytes(const Plan& plan);  // of Plan::nvme_bytes
 
 // Of the common step: what Plan::update makes of it.
 [[nodiscard]] const Program& steady_program(const Plan& plan);

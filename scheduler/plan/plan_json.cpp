@@ -131,6 +131,7 @@ Json plan_to_json(const Plan& plan,
   json.set("update_rates", update_rates_json(plan));
   json.set("separate_device", plan.separate_device);
   json.set("kept_blocks", plan.kept_blocks);
+  json.set("spilled_blocks", plan.spilled_blocks);
   json.set("offload_inputs", plan.offload_inputs);
   json.set("memory", memory_json(plan));
   json.set("device_peak_bytes", plan.device_peak_bytes);

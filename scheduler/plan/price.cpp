@@ -90,9 +90,11 @@ double Pricer::link_rate(const Instruction& instruction) const {
   switch (instruction.kind) {
     case InstructionKind::kReadParam:
     case InstructionKind::kReadState:
+    case InstructionKind::kReadSaved:
       return capped(rate_or(machine.nvme_read_bytes_per_s, 1e9), settings_.nvme_read_cap);
     case InstructionKind::kWriteParam:
     case InstructionKind::kWriteState:
+    case InstructionKind::kWriteSaved:
       return capped(rate_or(machine.nvme_write_bytes_per_s, 1e9), settings_.nvme_write_cap);
     default:
       return capped(rate_or(machine.host_copy_bytes_per_s, kHostCopyBytesPerS),

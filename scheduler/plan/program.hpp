@@ -36,6 +36,8 @@ enum class InstructionKind : std::uint8_t {
   kReadState,     // nvme: [0] target, [1] the tile's state extent
   kWriteParam,    // nvme: [0] source, [1] the tile's param extent
   kWriteState,    // nvme: [0] source, [1] the tile's state extent
+  kReadSaved,     // nvme: [0] target, [1] spilled activations of a block and micro-batch (kStore)
+  kWriteSaved,    // nvme: [0] source, [1] the same
   kCopy,          // h2d or d2h: [0] source -> [1] target
   kGather,        // host: [0] tile of the embedding, [1] x of every micro-batch (added to)
   kForward,       // compute: [0] weights, [1] input, [2] output, [3] saved, [4] workspace
@@ -76,7 +78,7 @@ struct Instruction {
   QueueKind queue = QueueKind::kCompute;
   int lane = 0;  // of kNvme
   int unit = 0;
-  int index = 0;        // tile, row piece, or block range, by kind
+  int index = 0;        // tile, row piece, block range, or slot of a micro-batch, by kind
   int micro_batch = 0;  // -1: all
   bool first = false;   // the first of a series that accumulates: store, do not add
   bool recompute = false;
@@ -97,6 +99,12 @@ struct Program {
   std::string name;  // "compute.held": as in Plan
   std::vector<Instruction> instructions;
 };
+
+// Of NVMe transfers: from the drive.
+[[nodiscard]] constexpr bool is_read(InstructionKind kind) {
+  return kind == InstructionKind::kReadParam || kind == InstructionKind::kReadState ||
+         kind == InstructionKind::kReadSaved;
+}
 
 // The queue that an instruction belongs to, as a number from 0: lanes are queues of their own,
 // after the others.

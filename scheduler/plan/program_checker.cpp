@@ -170,6 +170,10 @@ void ProgramChecker::dispatch(const Instruction& instruction) {
     case InstructionKind::kWriteState:
       transfer(instruction);
       break;
+    case InstructionKind::kReadSaved:
+    case InstructionKind::kWriteSaved:
+      move_saved(instruction);
+      break;
     case InstructionKind::kCopy:
       copy(instruction);
       break;

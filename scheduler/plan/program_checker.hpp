@@ -95,6 +95,7 @@ class ProgramChecker {
   void dispatch(const Instruction& instruction);
   // By kind of instruction.
   void transfer(const Instruction& instruction);
+  void move_saved(const Instruction& instruction);
   void copy(const Instruction& instruction);
   void gather(const Instruction& instruction);
   void forward(const Instruction& instruction);

@@ -41,6 +41,23 @@ void ProgramChecker::transfer(const Instruction& instruction) {
   set(extent, named(now));
 }
 
+// Both ways the same: to where spilled activations wait, and back.
+void ProgramChecker::move_saved(const Instruction& instruction) {
+  const bool away = instruction.kind == InstructionKind::kWriteSaved;
+  const Content saved{.kind = Kind::kSaved,
+                      .unit = instruction.unit - 1,
+                      .tile = instruction.micro_batch,
+                      .version = step_};
+  Place from = place(instruction.accesses[away ? 0 : 1]);
+  Place to = place(instruction.accesses[away ? 1 : 0]);
+  // The rest of the last page is nobody's.
+  const auto unit = static_cast<std::size_t>(instruction.unit);
+  from.end = from.begin + model_.units[unit].cost.saved_bytes;
+  to.end = to.begin + model_.units[unit].cost.saved_bytes;
+  expect(from, saved, "activations on their way");
+  set(to, saved);
+}
+
 void ProgramChecker::copy(const Instruction& instruction) {
   const Place source = place(instruction.accesses[0]);
   const Place target = place(instruction.accesses[1]);

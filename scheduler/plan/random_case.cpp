@@ -186,6 +186,7 @@ PlanSettings random_settings(std::mt19937_64& random) {
                     : chance(random, 0.5) ? Update::kAfterBackward
                                           : Update::kSpeculative;
   settings.grad = chance(random, 0.5) ? Dtype::kBf16 : Dtype::kF32;
+  settings.may_spill = chance(random, 0.8);
   settings.format = random_format(random);
   settings.store_slots = static_cast<int>(between(random, 1, 2));
   for (auto* cap :
@@ -245,7 +246,7 @@ std::string describe(const RandomCase& one) {
   const PlanSettings& s = one.settings;
   return fmt::format(
       "{} blocks, hidden {}, vocab {}{}, accumulate {}, {}{}, place {}, host {}, device {}, "
-      "lookahead {}, tile {}, traversal {}, {}, grad {}",
+      "lookahead {}, tile {}, traversal {}, {}, grad {}{}",
       one.model.units.size() - 2,
       one.model.hidden,
       one.model.vocab,
@@ -260,7 +261,8 @@ std::string describe(const RandomCase& one) {
       s.tile_elements.value_or(0),
       s.group_size ? traversal_name(*s.group_size, one.model.accumulate) : "auto",
       update_name(s.update.value_or(Update::kHeld)),
-      dtype_bytes(s.grad) == 2 ? "bf16" : "fp32");
+      dtype_bytes(s.grad) == 2 ? "bf16" : "fp32",
+      s.may_spill ? "" : ", nothing spilled");
 }
 
 }  // namespace headrace::plan

@@ -45,14 +45,19 @@ void append_baseline(std::string& text, const ModelSpec& model, const StateForma
 }
 
 std::string activations_of(const ModelSpec& model, const Plan& plan) {
-  const std::size_t blocks = model.units.size() - 2;
+  const int blocks = static_cast<int>(model.units.size()) - 2;
+  if (plan.kept_blocks == blocks) {
+    return "kept";
+  }
   if (plan.kept_blocks == 0) {
     return "recomputed";
   }
-  return static_cast<std::size_t>(plan.kept_blocks) == blocks
-             ? "kept"
-             : fmt::format(
-                   "of {} of {} blocks kept, the rest recomputed", plan.kept_blocks, blocks);
+  std::string text = fmt::format("of {} of {} blocks kept", plan.kept_blocks, blocks);
+  if (plan.spilled_blocks > 0) {
+    text += fmt::format(
+        ", of {} {}", plan.spilled_blocks, plan.separate_device ? "in host memory" : "on NVMe");
+  }
+  return plan.kept_blocks + plan.spilled_blocks < blocks ? text + ", the rest recomputed" : text;
 }
 
 void append_choices(std::string& text, const ModelSpec& model, const Plan& plan) {

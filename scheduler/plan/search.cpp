@@ -183,8 +183,9 @@ struct Ranked {
 
 bool same_memory(const Choices& a, const Choices& b) {
   return a.tiles == b.tiles && a.group_size == b.group_size && a.lookahead == b.lookahead &&
-         a.kept_blocks == b.kept_blocks && a.offload_inputs == b.offload_inputs &&
-         a.staging_slots == b.staging_slots && a.units == b.units;
+         a.kept_blocks == b.kept_blocks && a.spilled_blocks == b.spilled_blocks &&
+         a.offload_inputs == b.offload_inputs && a.staging_slots == b.staging_slots &&
+         a.units == b.units;
 }
 
 // Where filling starts: with the least residency, with the least memory, and with everything of one
@@ -237,6 +238,34 @@ std::vector<FillingOrder> filling_orders(const PlanSettings& settings, bool thor
   return orders;
 }
 
+// The same, and where activations would be recomputed: half of these spilled, all of them, and all
+// with as few kept as spilling takes.
+void add_spilling(const ModelSpec& model,
+                  const PlanSettings& settings,
+                  const Choices& choices,
+                  std::vector<Choices>& all) {
+  all.push_back(choices);
+  const int others = static_cast<int>(model.units.size()) - 2 - choices.kept_blocks;
+  const auto add = [&](int kept, int spilled) {
+    Choices one = choices;
+    one.kept_blocks = kept;
+    one.spilled_blocks = spilled;
+    const bool known = std::any_of(
+        all.begin(), all.end(), [&](const Choices& other) { return same_memory(one, other); });
+    if (spilled_blocks(model, one) > 0 && !known) {
+      all.push_back(std::move(one));
+    }
+  };
+  if (settings.purpose != Purpose::kTrain || !settings.may_spill || others < 1) {
+    return;
+  }
+  add(choices.kept_blocks, others);
+  add(choices.kept_blocks, others / 2);
+  if (choices.kept_blocks > kSpillSlotsLeast + 1) {
+    add(kSpillSlotsLeast + 1, others + choices.kept_blocks - kSpillSlotsLeast - 1);
+  }
+}
+
 // The sets of choices to fill. Where there is no room to keep all activations, as many as fit stand
 // in for them, and half as many, which leaves room for weights and state.
 std::vector<Choices> keeping_what_fits(const ModelSpec& model, const PlanSettings& settings) {
@@ -257,8 +286,9 @@ std::vector<Choices> keeping_what_fits(const ModelSpec& model, const PlanSetting
     const bool half = tried_with(model, choices, all_choices.front());
     for (const int kept : {fewer.kept_blocks, half ? fewer.kept_blocks / 2 : 0}) {
       if (kept > least) {
-        all.push_back(choices);
-        all.back().kept_blocks = kept;
+        Choices some = choices;
+        some.kept_blocks = kept;
+        add_spilling(model, settings, some, all);
       }
     }
   }

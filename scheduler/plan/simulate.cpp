@@ -22,10 +22,7 @@ enum Resource : std::size_t { kCores = 0, kNvmeRead, kNvmeWrite, kH2d, kD2h, kRe
 Resource resource_of(const Instruction& instruction) {
   switch (instruction.queue) {
     case QueueKind::kNvme:
-      return instruction.kind == InstructionKind::kReadParam ||
-                     instruction.kind == InstructionKind::kReadState
-                 ? kNvmeRead
-                 : kNvmeWrite;
+      return is_read(instruction.kind) ? kNvmeRead : kNvmeWrite;
     case QueueKind::kH2d:
       return kH2d;
     case QueueKind::kD2h:

@@ -49,7 +49,8 @@ StepBound::Spared StepBound::spared(const Frame& frame,
   const Choices& choices = frame.choices;
   const auto blocks = static_cast<int>(model_.units.size()) - 2;
   const auto micro_batches = static_cast<double>(model_.accumulate);
-  for (int b = 0; b < choices.kept_blocks; ++b) {
+  const int not_recomputed = choices.kept_blocks + spilled_blocks(model_, choices);
+  for (int b = 0; b < not_recomputed; ++b) {
     spared.backward += micro_batches * forward(blocks - b);
   }
   // Weights pass by in one direction and back, once or for every group. What comes first is

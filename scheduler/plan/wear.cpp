@@ -109,9 +109,9 @@ class DriveSparer {
       in_memory.place.reset();
       sets += " --set tiers.place=\"auto\"";
     }
-    const std::size_t wanted =
-        plan_.host_arena_bytes +
-        plan_.nvme_bytes / static_cast<std::size_t>(physical_slots(settings_, plan_.update));
+    const std::size_t wanted = plan_.host_arena_bytes + (plan_.nvme_bytes - spilled_bytes(plan_)) /
+                                                            static_cast<std::size_t>(physical_slots(
+                                                                settings_, plan_.update));
     if (wanted > settings_.host_memory_bytes) {
       in_memory.host_memory_bytes = (wanted + kMebibyte - 1) / kMebibyte * kMebibyte;
       sets += fmt::format(" --set tiers.host_memory=\"{}\"", mebibytes(wanted));

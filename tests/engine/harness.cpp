@@ -264,7 +264,7 @@ void run_into(const RunOptions& options, RunRecord& record) {
   auto spec = model::make_model_spec(options.architecture, batch, options.optim);
   ASSERT_TRUE(spec) << text_of(spec.error());
   auto plan = options.planned ? Result<plan::Plan>(*options.planned)
-                              : plan::make_plan(*spec, options.settings, {});
+                              : plan::make_plan(*spec, options.settings, options.machine);
   ASSERT_TRUE(plan) << text_of(plan.error());
   if (options.on_plan) {
     options.on_plan(*plan);

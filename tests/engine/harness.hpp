@@ -36,6 +36,7 @@ struct RunOptions {
   std::vector<optim::NodeCores> optimizer_nodes = {};
   std::uint64_t seed = 1337;
   plan::PlanSettings settings;        // budgets default to plenty
+  plan::MachineProfile machine = {};  // for planning
   std::optional<plan::Plan> planned;  // by an earlier run with these settings: spares planning
   // Called before each step; may change the tokens.
   std::function<void(int step, std::vector<std::int32_t>& tokens)> on_tokens;

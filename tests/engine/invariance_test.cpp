@@ -247,6 +247,45 @@ TEST_P(Invariance, SpeculativeUpdates) {
   }
 }
 
+// Kept activations take turns in few places: to NVMe, or beside a separate device to the host.
+TEST_P(Invariance, SpilledActivations) {
+  RunOptions options = base();
+  options.architecture.layers = 6;
+  options.seq_len = 64;
+  options.architecture.max_seq_len = 64;
+  options.steps = std::min(kSteps, 4);
+  // Where recomputing is dear.
+  options.machine.gemm_fp32_flops_per_s = 1e8;
+  options.machine.nvme_read_bytes_per_s = options.machine.nvme_write_bytes_per_s = 1e11;
+  const RunRecord expected = run_engine(options);
+  EXPECT_EQ(expected.plan.kept_blocks, 6);
+  for (const bool separate : {false, true}) {
+    for (const int group_size : {plan::kLayerMajor, 2, plan::kBatchMajor}) {
+      RunOptions other = options;
+      other.settings.separate_device = separate;
+      other.settings.group_size = group_size;
+      other.settings.update = group_size == 2 ? Update::kAfterBackward : Update::kHeld;
+      other.settings.place = separate ? Home::kDevice : Home::kHost;  // nothing else gives way
+      RunOptions ample = other;
+      ample.steps = 1;
+      const plan::Plan all = run_engine(ample).plan;
+      std::size_t saved = 0;
+      for (const plan::Buffer& buffer : all.buffers) {
+        saved += buffer.name.starts_with("saved.") ? buffer.bytes : 0;
+      }
+      // A third of them finds no room.
+      (separate ? other.settings.device_memory_bytes.emplace(all.device_arena_bytes)
+                : other.settings.host_memory_bytes = all.host_arena_bytes) -= saved / 3;
+      const RunRecord record = run_engine(other);
+      const std::string what = plan::traversal_name(group_size, options.accumulate) +
+                               (separate ? ", separate device" : "");
+      EXPECT_GT(record.plan.spilled_blocks, 0) << what;
+      EXPECT_EQ(record.plan.spilled.empty(), separate) << what;
+      expect_same_bits(expected, record, what);
+    }
+  }
+}
+
 TEST_P(Invariance, RoundedGradientsInEveryPlace) {
   RunOptions options = base();
   options.settings.grad = Dtype::kBf16;

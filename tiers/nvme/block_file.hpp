@@ -30,6 +30,8 @@ class BlockFile {
   [[nodiscard]] virtual Status sync() = 0;
   // Gives the file its size, with blocks for all of it. Errors: no space.
   [[nodiscard]] virtual Status allocate(std::uint64_t bytes) = 0;
+  // Gives back what lies behind the first `bytes`. Nothing to do where the file is no longer.
+  [[nodiscard]] virtual Status cut(std::uint64_t bytes) = 0;
   [[nodiscard]] virtual Result<std::uint64_t> bytes() = 0;
 
   // For messages.

@@ -252,6 +252,21 @@ Status DataFile::allocate(std::uint64_t bytes) {
   return {};
 }
 
+Status DataFile::cut(std::uint64_t bytes) {
+  HEADRACE_ASSIGN(const std::uint64_t now, this->bytes());
+  if (now <= bytes) {
+    return {};
+  }
+  int failed = 0;
+  do {
+    failed = ::ftruncate(fd(), static_cast<off_t>(bytes));
+  } while (failed != 0 && errno == EINTR);
+  if (failed != 0) {
+    return errno_error(fmt::format("nvme tier: cannot cut '{}' to {} bytes", path_, bytes), errno);
+  }
+  return {};
+}
+
 Status DataFile::read(std::uint64_t offset, std::span<std::byte> target) {
   HEADRACE_ASSERT(offset % kPageBytes == 0 && target.size() % kPageBytes == 0,
                   "transfers are of whole pages");

@@ -40,6 +40,7 @@ class DataFile final : public BlockFile {
   [[nodiscard]] Status enable_direct_io(bool required);
 
   [[nodiscard]] Status allocate(std::uint64_t bytes) override;
+  [[nodiscard]] Status cut(std::uint64_t bytes) override;
   [[nodiscard]] Status read(std::uint64_t offset, std::span<std::byte> target) override;
   [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> source) override;
   [[nodiscard]] Status sync() override;  // fdatasync

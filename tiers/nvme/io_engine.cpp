@@ -762,10 +762,7 @@ Result<std::unique_ptr<IoEngine>> IoEngine::create(Runtime& runtime,
                       options.request_bytes_max <= kRequestBytesLimit,
                   "requests are of whole pages, at most 1 GiB");
   HEADRACE_ASSERT(folder < store.folder_count(), "the store has the folder");
-  std::uint64_t payload_bytes = 0;
-  for (const TileBytes& tile : store.contents().tiles) {
-    payload_bytes = std::max({payload_bytes, tile.param_bytes, tile.state_bytes});
-  }
+  const std::uint64_t payload_bytes = store.payload_bytes_max();
   const std::size_t header_bytes = format::header_bytes(payload_bytes);
   HEADRACE_ASSIGN(PageBuffer headers,
                   PageBuffer::create(header_bytes * static_cast<std::size_t>(options.lanes)));

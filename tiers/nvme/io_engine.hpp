@@ -70,7 +70,8 @@ class IoLane : public Queue {
                     std::uint64_t id,
                     IoDeadline deadline,
                     ReadCheck check) = 0;
-  // The store must be ready for writes (with one slot a tile: Store::mark_dirty comes before).
+  // The store must be ready for writes (with one slot a tile: Store::mark_dirty comes before), but
+  // for spill extents.
   virtual void write(const ExtentKey& key,
                      std::span<const std::byte> source,
                      std::int64_t step,

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/assert.hpp"
+#include "tiers/nvme/store_state.hpp"
 
 namespace headrace::tiers::nvme {
 namespace {
@@ -116,7 +117,7 @@ void Lane::write(const ExtentKey& key,
                  IoDeadline deadline) {
   check_memory(key, source.data(), source.size());
   HEADRACE_ASSERT(step >= 0, "a write has a step");
-  HEADRACE_ASSERT(store_.ready_for_writes(),
+  HEADRACE_ASSERT(key.kind == ExtentKind::kSpill || store_.ready_for_writes(),
                   "with one slot Store::mark_dirty comes before the first write after a commit");
   const std::array reads = {MemorySpan(source.data(), source.size())};
   const std::array writes = {storage(key)};
@@ -237,7 +238,7 @@ std::optional<QueueWait> Lane::describe_wait() const {
         entry.id,
         entry.key.unit,
         entry.key.tile,
-        entry.key.kind == ExtentKind::kParam ? "param" : "state",
+        kind_name(entry.key.kind),
         progress.offset.load(std::memory_order_relaxed),
         store_.data_path(folder_),
         progress.moved_bytes.load(std::memory_order_relaxed),

@@ -125,6 +125,14 @@ class PowerCutMedium {
       return {};
     }
 
+    [[nodiscard]] Status cut(std::uint64_t bytes) override {
+      if (!medium_.step()) {
+        return medium_.no_power();
+      }
+      content_->bytes = std::min(content_->bytes, bytes);
+      return {};
+    }
+
     [[nodiscard]] Result<std::uint64_t> bytes() override { return content_->bytes; }
 
     [[nodiscard]] const std::string& path() const override { return content_->path; }

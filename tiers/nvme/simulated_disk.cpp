@@ -349,6 +349,11 @@ Status SimulatedDisk::allocate(std::uint64_t bytes) {
   return {};
 }
 
+void SimulatedDisk::cut(std::uint64_t bytes) {
+  const std::scoped_lock lock(mutex_);
+  size_bytes_ = std::min(size_bytes_, bytes);
+}
+
 std::uint64_t SimulatedDisk::bytes() const {
   const std::scoped_lock lock(mutex_);
   return size_bytes_;

@@ -104,6 +104,7 @@ class SimulatedDisk {
   [[nodiscard]] Status write(std::uint64_t offset, std::span<const std::byte> source);
   [[nodiscard]] Status sync();
   [[nodiscard]] Status allocate(std::uint64_t bytes);
+  void cut(std::uint64_t bytes);
   [[nodiscard]] std::uint64_t bytes() const;
 
   [[nodiscard]] const std::string& path() const { return path_; }
@@ -194,6 +195,11 @@ class SimulatedFile final : public BlockFile {
   [[nodiscard]] Status sync() override { return disk_->sync(); }
 
   [[nodiscard]] Status allocate(std::uint64_t bytes) override { return disk_->allocate(bytes); }
+
+  [[nodiscard]] Status cut(std::uint64_t bytes) override {
+    disk_->cut(bytes);
+    return {};
+  }
 
   [[nodiscard]] Result<std::uint64_t> bytes() override { return disk_->bytes(); }
 

@@ -12,7 +12,9 @@
 namespace headrace::tiers::nvme {
 Store::Store(std::unique_ptr<StoreState> state) : state_(std::move(state)) {}
 
-Store::~Store() = default;
+Store::~Store() {
+  give_up_spill();
+}
 
 const std::string& Store::id() const {
   return state_->id;
@@ -60,6 +62,10 @@ std::uint32_t Store::folder_count() const {
 
 std::uint32_t Store::folder_of(std::uint32_t unit, std::uint32_t tile) const {
   return state_->tiles[state_->tile_index(unit, tile)].folder_index;
+}
+
+std::uint32_t Store::folder_of(const ExtentKey& key) const {
+  return state_->place(key, 0).folder;
 }
 
 BlockFile& Store::file(std::uint32_t folder) const {

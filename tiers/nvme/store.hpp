@@ -36,7 +36,7 @@ namespace headrace::tiers::nvme {
 inline constexpr std::size_t kPageBytes = 4096;  // headers, offsets and lengths are multiples of it
 inline constexpr std::size_t kSumBlockBytes = std::size_t{128} * 1024;  // sub-block of a checksum
 
-enum class ExtentKind : std::uint32_t { kParam = 1, kState = 2 };
+enum class ExtentKind : std::uint32_t { kParam = 1, kState = 2, kSpill = 3 };
 
 struct ExtentKey {
   std::uint32_t unit = 0;
@@ -51,6 +51,14 @@ struct TileBytes {
   std::uint32_t tile = 0;
   std::uint64_t param_bytes = 0;
   std::uint64_t state_bytes = 0;
+};
+
+// An extent that lives no longer than the Store that is open: activations that wait for their
+// backward pass. `index` is the key's tile; bytes are a multiple of kPageBytes.
+struct SpillBytes {
+  std::uint32_t unit = 0;
+  std::uint32_t index = 0;
+  std::uint64_t bytes = 0;
 };
 
 // What a store is made for. `tensor_table` is JSON (units, tensors, names, shapes, offsets, tiles,
@@ -162,10 +170,21 @@ class Store {
   [[nodiscard]] bool dirty() const;
   [[nodiscard]] std::uint32_t folder_count() const;
   [[nodiscard]] std::uint32_t folder_of(std::uint32_t unit, std::uint32_t tile) const;
+  [[nodiscard]] std::uint32_t folder_of(const ExtentKey& key) const;
   [[nodiscard]] BlockFile& file(std::uint32_t folder) const;
   [[nodiscard]] bool direct_io() const;  // of all files
 
-  // Extents may be written: opened for writing, no commit has failed, and with one slot a tile
+  // Room for these spill extents past the end of the data files, and for nothing else there: what a
+  // process that was killed has left goes. One slot, in no commit, forgotten with this Store; else
+  // they are extents like all others, with headers and sums. Called before engines are made; again
+  // only where none is. `space_bytes_max`: the most that each folder's file may take. Errors: no
+  // space.
+  [[nodiscard]] Status reserve_spill(
+      std::vector<SpillBytes> extents,
+      std::span<const std::optional<std::uint64_t>> space_bytes_max = {});
+  [[nodiscard]] std::uint64_t payload_bytes_max() const;  // of any extent
+
+  // Tiles may be written: opened for writing, no commit has failed, and with one slot a tile
   // mark_dirty() has been called.
   [[nodiscard]] bool ready_for_writes() const;
 
@@ -263,6 +282,8 @@ class Store {
                                   const ExtentPlace& place,
                                   std::span<const std::byte> header,
                                   std::span<const std::byte> payload) const;
+  void give_up_spill();
+
   std::unique_ptr<StoreState> state_;
 };
 

@@ -15,7 +15,15 @@
 namespace headrace::tiers::nvme {
 
 const char* kind_name(ExtentKind kind) {
-  return kind == ExtentKind::kParam ? "param" : "state";
+  switch (kind) {
+    case ExtentKind::kParam:
+      return "param";
+    case ExtentKind::kState:
+      return "state";
+    case ExtentKind::kSpill:
+      break;
+  }
+  return "spilled activations";
 }
 
 Status StoreState::take_tiles(std::vector<format::TileEntry> entries) {
@@ -69,15 +77,24 @@ std::size_t StoreState::extent_index(const ExtentKey& key) const {
 }
 
 std::int64_t StoreState::step(const ExtentKey& key) const {
+  if (key.kind == ExtentKind::kSpill) {
+    return spill.step(key);
+  }
   return step_of_newest(newest[extent_index(key)].load(std::memory_order_acquire));
 }
 
 ExtentPlace StoreState::place(const ExtentKey& key, std::uint32_t slot) const {
+  if (key.kind == ExtentKind::kSpill) {
+    return spill.place_of(key);
+  }
   const format::TileEntry& tile = tiles[tile_index(key.unit, key.tile)];
   return format::extent_place(tile, key.kind, slot, files[tile.folder_index].block.slot_bytes);
 }
 
 ExtentPlace StoreState::read_place(const ExtentKey& key) const {
+  if (key.kind == ExtentKind::kSpill) {
+    return spill.place_of(key);
+  }
   const std::int64_t value = newest[extent_index(key)].load(std::memory_order_acquire);
   return place(key, value == kNeverWritten ? 0 : slot_of_newest(value));
 }
@@ -95,6 +112,9 @@ std::uint32_t smallest_slot_but(std::uint32_t first, std::uint32_t second) {
 }  // namespace
 
 ExtentPlace StoreState::write_place(const ExtentKey& key, std::int64_t step) const {
+  if (key.kind == ExtentKind::kSpill) {
+    return spill.place_of(key);
+  }
   const std::size_t extent = extent_index(key);
   const std::uint32_t now = slot_of_newest(newest[extent].load(std::memory_order_acquire));
   // With one slot nothing keeps what the commit names.
@@ -110,6 +130,10 @@ ExtentPlace StoreState::write_place(const ExtentKey& key, std::int64_t step) con
 }
 
 void StoreState::wrote(const ExtentKey& key, std::uint32_t slot, std::int64_t step) {
+  if (key.kind == ExtentKind::kSpill) {
+    spill.wrote(key, step);
+    return;
+  }
   const std::size_t extent = extent_index(key);
   if (step == speculative_step.load(std::memory_order_acquire)) {
     const std::int64_t before = newest[extent].load(std::memory_order_acquire);
@@ -160,7 +184,11 @@ std::string StoreState::describe(const ExtentKey& key, const ExtentPlace& place)
 Error StoreState::corrupt(const ExtentKey& key, const ExtentPlace& place, std::string why) const {
   return corrupt_error(fmt::format("nvme tier: corrupt extent: {}", describe(key, place)))
       .with_why(std::move(why))
-      .with_hint(fmt::format("`headrace verify {}` lists everything that is damaged", path));
+      .with_hint(
+          key.kind == ExtentKind::kSpill
+              ? "the drive did not give back what it was given; nothing that is committed is "
+                "touched: start the run again, and see to the drive (`headrace doctor`)"
+              : fmt::format("`headrace verify {}` lists everything that is damaged", path));
 }
 
 Status StoreState::write_superblocks(const std::vector<std::uint32_t>& folders,

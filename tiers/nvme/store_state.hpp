@@ -21,10 +21,10 @@
 #include "tiers/nvme/format.hpp"
 #include "tiers/nvme/page_buffer.hpp"
 #include "tiers/nvme/store.hpp"
+#include "tiers/nvme/store_spill.hpp"
 
 namespace headrace::tiers::nvme {
 
-inline constexpr std::int64_t kNeverWritten = -1;
 inline constexpr std::int64_t kNotSpeculative = -2;
 inline constexpr std::uint32_t kNoSlot = 0xFFFFFFFF;
 inline constexpr std::int64_t kPhysicalSlotsMax = 4;  // that a value of `newest` has room for
@@ -72,6 +72,7 @@ struct StoreState {
   std::unique_ptr<std::atomic<std::uint32_t>[]> committed_slot;
   std::vector<format::MapEntry> committed;  // of tile i, in the last commit
   std::atomic<bool> dirty{false};
+  SpillTable spill;
   std::optional<Error> failure;  // of the commit after which nothing more is written
   PageBuffer header;             // as large as the largest header; synchronous calls only
   PageBuffer scratch;            // whole sub-blocks; synchronous calls only
