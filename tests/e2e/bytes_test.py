@@ -8,7 +8,7 @@ import sys
 
 import harness
 from harness import must
-from runs import SPECULATIVE, Run
+from runs import SPECULATIVE, Run, slow_kernels, spilling
 
 LINKS = ("nvme_read", "nvme_write", "h2d", "d2h")
 NVME = {"place": "nvme"}
@@ -22,6 +22,8 @@ CASES = {
     "nvme, speculative": {**SPECULATIVE, "optim": {"update": "speculative", "clip": 0}},
     "nvme, speculative, clipped": {**SPECULATIVE, "optim": {"update": "speculative", "clip": 1e-6}},
     "nvme, after backward": {"tiers": NVME, "optim": {"update": "after-backward"}},
+    "spilled activations": {"tiers": {}},
+    "spilled activations, groups": {"tiers": {}, "batch": {"micro_batch": 4, "accumulate": 4}},
     "separate device": {"tiers": DEVICE, "precision": {"grad": "bf16"}},
     "separate device, batch-major": {
         "tiers": DEVICE, "batch": {"accumulate": 2, "traversal": "batch-major"}},
@@ -45,18 +47,24 @@ def planned_bytes(plan):
 
 def check(report, headrace, folder, name, changes):
     changes = dict(changes)
+    machine = None
+    if "spilled" in name:
+        machine = slow_kernels(headrace, folder)
+        changes = spilling(headrace, folder, machine, changes)
     folders = changes.pop("folders", 1)
     changes["durability"] = {"checkpoint": "none"}
     changes["run"] = {"steps": 3}
     number = name.replace(" ", "-").replace(",", "")
     changes["tiers"] = {**changes["tiers"],
                         "nvme": [folder / f"{number}-{i}" for i in range(folders)]}
-    run = Run(headrace, folder, number, changes)
+    run = Run(headrace, folder, number, changes, machine)
     must(run.train())
     whole_plan = json.loads((run.dir / "plan.json").read_text())
     plan = planned_bytes(whole_plan)
     report.equal(f"{name}: units are updated in backward if that was asked for",
                  any(unit["speculated"] for unit in whole_plan["units"]), "speculative" in name)
+    report.equal(f"{name}: activations wait on NVMe if that was asked for",
+                 whole_plan["spilled_blocks"] > 0, "spilled" in name)
     kinds = [row["variant"] for row in run.rows()]
     report.equal(f"{name}: its steps", kinds, KINDS.get(name, ["first", "steady", "steady"]))
     for row in run.rows():

@@ -9,7 +9,7 @@ import time
 
 import harness
 from harness import Broken, must
-from runs import SPECULATIVE, STEPS, Run
+from runs import SPECULATIVE, STEPS, Run, slow_kernels, spilling
 
 STATES = ["fp32", "q8", "bf16"]
 CHECKPOINTS = {"every-step": 1, "7 steps": 7}  # with the steps between commits
@@ -42,6 +42,7 @@ def placements(headrace, folder):
         "speculative": lambda own: {**SPECULATIVE["tiers"], "nvme": [own]},
         "split": lambda own: {"host_memory": memory, "tile": 1, "nvme": [own]},
         "two folders": lambda own: {"place": "nvme", "nvme": [own, f"{own}-2"]},
+        "spilled activations": lambda own: {"nvme": [own]},
     }
 
 
@@ -62,7 +63,7 @@ def kill_somewhere(run, random, seconds):
 
 
 def check_moment(report, headrace, folder, case):
-    run = Run(headrace, folder, f"killed{case['index']}", case["changes"])
+    run = Run(headrace, folder, f"killed{case['index']}", case["changes"], case["machine"])
     told = []
     for _ in range(case["random"].randrange(1, KILLS_MAX + 1)):
         moment, code = kill_somewhere(run, case["random"], case["seconds"])
@@ -134,13 +135,23 @@ def main():
             return wholes[name]
 
         check_removal(report, headrace, folder, random)
+        machine = slow_kernels(headrace, folder)
         places = placements(headrace, folder)
         for index in range(count):
             place = list(places)[index % len(places)]
             checkpoint = list(CHECKPOINTS)[index // len(places) % len(CHECKPOINTS)]
             state = STATES[(index + index // len(places)) % len(STATES)]
             extra = SPECULATIVE if place == "speculative" else {}
-            undisturbed, seconds = whole(state, extra.get("model", {}))
+            changes = {
+                "tiers": places[place](folder / f"killed{index}-nvme"),
+                "durability": {"checkpoint": checkpoint},
+                "optim": {"state": state, **extra.get("optim", {})},
+                "model": extra.get("model", {}),
+            }
+            spills = place == "spilled activations"
+            if spills:
+                changes = spilling(headrace, folder, machine, changes)
+            undisturbed, seconds = whole(state, changes["model"])
             check_moment(
                 report,
                 headrace,
@@ -149,12 +160,8 @@ def main():
                     "index": index,
                     "name": f"{place}, {checkpoint}, {state}",
                     "every": CHECKPOINTS[checkpoint],
-                    "changes": {
-                        "tiers": places[place](folder / f"killed{index}-nvme"),
-                        "durability": {"checkpoint": checkpoint},
-                        "optim": {"state": state, **extra.get("optim", {})},
-                        "model": extra.get("model", {}),
-                    },
+                    "changes": changes,
+                    "machine": machine if spills else None,
                     "random": random,
                     "seconds": seconds,
                     "rows": undisturbed.rows(),

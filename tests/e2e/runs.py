@@ -1,8 +1,12 @@
 """Small runs that take long enough to be cut: a byte-level GPT-2 of some 20 ms a step."""
 
+import json
+import pathlib
+import re
 import signal
 
 import harness
+from harness import Broken, must
 
 STEPS = 16
 # Changes with which most blocks stream, so that their updates are speculated.
@@ -11,6 +15,42 @@ SPECULATIVE = {
     "tiers": {"host_memory": "18MiB", "tile": 1},
     "optim": {"update": "speculative"},
 }
+
+
+# Changes with which not all activations find room.
+SPILLED_LAYERS = 6
+
+
+def slow_kernels(headrace, folder):
+    """A profile of this machine with products a thousand times slower: recomputing is dear."""
+    config = harness.write_toml(folder / "profiled.toml", base_config(folder, "profiled"))
+    must(headrace.run("plan", config))
+    measured = pathlib.Path(headrace.environment["XDG_CACHE_HOME"]) / "headrace" / "machine.toml"
+
+    def slower(line):
+        if not re.match(r"(gemm|attention)_\w*flops_per_s", line):
+            return line
+        key, numbers = line.split("=", 1)
+        return key + "=" + re.sub(r"[\d.]+(e[+-]?\d+)?",
+                                  lambda number: str(float(number.group()) / 1000),
+                                  numbers.split("#")[0])
+
+    profile = folder / "slow-kernels.toml"
+    profile.write_text("\n".join(slower(line) for line in measured.read_text().splitlines()))
+    return profile
+
+
+def spilling(headrace, folder, machine, changes):
+    """The same with a host_memory under which activations wait on NVMe."""
+    layers = {"layers": SPILLED_LAYERS}
+    run = Run(headrace, folder, "asked-spill", {**changes, "model": layers}, machine)
+    for mebibytes in range(64, 8, -1):
+        tiers = {**changes.get("tiers", {}), "place": "host", "host_memory": f"{mebibytes}MiB"}
+        asked = headrace.run("plan", run.config, "--json", *run.words, "--set", "tiers.place=host",
+                             "--set", f"tiers.host_memory={mebibytes}MiB")
+        if asked.code == harness.OK and json.loads(asked.out)["spilled_blocks"] > 0:
+            return {**changes, "model": layers, "tiers": tiers}
+    raise Broken(f"no host_memory makes activations wait\n{asked}")
 
 
 def base_config(folder, name):
@@ -34,7 +74,8 @@ def base_config(folder, name):
 class Run:
     """One run directory and the file that makes it."""
 
-    def __init__(self, headrace, folder, name, changes=None):
+    def __init__(self, headrace, folder, name, changes=None, machine=None):
+        self.words = [] if machine is None else ["--machine", str(machine)]
         self.headrace, self.folder, self.name = headrace, folder, name
         sections = base_config(folder, name)
         for section, keys in (changes or {}).items():
@@ -44,14 +85,14 @@ class Run:
         self.config = harness.write_toml(folder / f"{name}.toml", sections)
 
     def train(self, *words):
-        return self.headrace.run("train", self.config, *words)
+        return self.headrace.run("train", self.config, *self.words, *words)
 
     def stop_at(self, step, number, *words, delay_s=0.0):
-        words = ["train", str(self.config), *words]
+        words = ["train", str(self.config), *self.words, *words]
         return harness.stop_at(self.headrace, words, self.metrics, step, number, delay_s)
 
     def kill_while_its_store_is_made(self, delay_s):
-        words = ["train", str(self.config)]
+        words = ["train", str(self.config), *self.words]
         noted = self.dir / "store.making.json"
         return harness.stop_when(self.headrace, words, noted.exists, signal.SIGKILL, delay_s)
 
