@@ -280,8 +280,7 @@ constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::data, &DataSection::packing>(
         {.name = "data.packing",
          .kind = Kind::kText,
-         .doc =
-             "of chat files: an example a row, padded; or rows cut from all, one after another",
+         .doc = "of chat files: an example a row, padded; or rows cut from all, one after another",
          .makes_numbers = true,
          .choices = "none|wrapped"}),
     key<&RunConfig::data, &DataSection::token_width>(
@@ -456,8 +455,8 @@ constexpr Key<RunConfig> kRunKeys[] = {
     key<&RunConfig::tiers, &TiersSection::spill_activations>(
         {.name = "tiers.spill_activations",
          .kind = Kind::kBool,
-         .doc =
-             "activations may wait on NVMe where that beats recomputing them; it wears the drive"}),
+         .doc = "activations may wait on NVMe (on the host beside a device) where that beats "
+                "recomputing"}),
     key<&RunConfig::tiers, &TiersSection::tile_elements>(
         {.name = "tiers.tile",
          .kind = Kind::kBlocks,

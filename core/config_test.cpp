@@ -108,6 +108,7 @@ host_memory = "1.5GB"
 nvme = [{ path = "store", space = "2GiB", write_limit = "1.5GB/s", endurance = "1200TBW" }]
 place = "nvme"
 lookahead = 4
+spill_activations = false
 tile = 5
 io_depth = 8
 direct_io = "auto"

@@ -107,7 +107,8 @@ def sheet(plan, batch):
     offloaded = (LAYERS - levels) * alive if plan["offload_inputs"] else 0
     # Gradients that the host adds to stay floats.
     held = 4 if plan["group_size"] < batch["accumulate"] else 2
-    shared = plan["kept_blocks"] < LAYERS  # a buffer for what is recomputed
+    # A buffer for what is recomputed.
+    shared = plan["kept_blocks"] + plan["spilled_blocks"] < LAYERS
     turns_around = shared and alive == 1 and plan["kept_blocks"] > 0  # the last block's lies there
     saved = kept * (plan["kept_blocks"] * alive - turns_around + shared)
     return {
@@ -119,7 +120,8 @@ def sheet(plan, batch):
                   "nvme": 8 * total},
         "commits": {"device": 0, "host": 0, "nvme": 12 * total},
         "activations": {"device": (levels + 1) * alive * activation + saved, "nvme": 0,
-                        "host": activation * (batch["accumulate"] + 1 + offloaded)},
+                        "host": activation * (batch["accumulate"] + 1 + offloaded) +
+                        kept * alive * plan["spilled_blocks"]},
         "logits": {"device": alive * activation, "host": 0, "nvme": 0},
         "workspace": {"device": 4 * rows * (2 * FFN + HIDDEN), "host": 0, "nvme": 0},
     }

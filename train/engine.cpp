@@ -354,6 +354,7 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   settings.place = place_of(config);
   settings.lookahead = config.tiers.lookahead;
   settings.may_spill = config.tiers.spill_activations;
+  settings.nvme_room_bytes = request.nvme_room_bytes;
   HEADRACE_ASSIGN(settings.tile_elements, tile_of(config, request));
   settings.format = exec::state_format(config.optim.state);
   if (request.purpose == plan::Purpose::kTrain && config.exports.every != "none") {

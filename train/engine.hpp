@@ -54,7 +54,8 @@ struct PlanRequest {
   std::optional<std::int64_t> stored_tile_elements;
   std::optional<int> stored_slots;
   bool stored_undo_slot = false;
-  std::vector<StoreDrive> drives;  // by folder; none: nothing is said of them
+  std::optional<std::uint64_t> nvme_room_bytes;  // of the folders, with what the store has there
+  std::vector<StoreDrive> drives;                // by folder; none: nothing is said of them
   // Of another machine that is planned for: all of it is available there.
   std::optional<std::uint64_t> memory_bytes;
 };

@@ -25,6 +25,7 @@ struct Committed {
   std::optional<std::int64_t> tile_elements;
   std::optional<int> slots;
   bool undo_slot = false;
+  std::vector<std::uint64_t> bytes;  // of the store, by folder
 };
 
 // A run that is damaged is planned as a fresh one.
@@ -45,6 +46,7 @@ Result<Committed> read_commit(const RunPaths& paths, RunConfig& config) {
   committed.tile_elements = table.tile_elements;
   committed.slots = static_cast<int>((*store)->slots());
   committed.undo_slot = (*store)->undo_slot();
+  HEADRACE_ASSIGN(committed.bytes, bytes_by_folder(**store));
   HEADRACE_ASSIGN(const std::optional<StoreReference> reference, read_store_reference(paths));
   HEADRACE_TRY(keep_folders(config, reference->folders));
   return committed;
@@ -82,6 +84,9 @@ Result<PlanInputs> read_plan_inputs(RunConfig config, const std::string& machine
   }
   HEADRACE_ASSIGN(const FoundMachine found, find_machine(machine_file, folders));
   request.drives = drives_of(config, folders, found);
+  if (machine_file.empty()) {
+    HEADRACE_ASSIGN(request.nvme_room_bytes, room_in(store_folders(config), committed.bytes));
+  }
   inputs.machine = found.profile;
   if (!machine_file.empty()) {
     request.memory_bytes = inputs.machine.memory_bytes;

@@ -153,6 +153,7 @@ class Searcher {
     candidate.state = variant.config.optim.state;
     candidate.group_size = plan.group_size;
     candidate.kept_blocks = plan.kept_blocks;
+    candidate.spilled_blocks = plan.spilled_blocks;
     candidate.host_bytes = plan.host_arena_bytes;
     candidate.device_bytes = plan.device_arena_bytes;
     candidate.units = static_cast<int>(plan.units.size());
@@ -320,6 +321,7 @@ Json search_to_json(const PlanSearch& search) {
     entry.set("state", one.state);
     entry.set("traversal", plan::traversal_name(one.group_size, one.accumulate));
     entry.set("kept_blocks", one.kept_blocks);
+    entry.set("spilled_blocks", one.spilled_blocks);
     entry.set("host_bytes", one.host_bytes);
     entry.set("device_bytes", one.device_bytes);
     entry.set("units", one.units);

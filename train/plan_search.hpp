@@ -24,7 +24,7 @@ struct SearchCandidate {
   std::int64_t micro_batch = 0, accumulate = 0;
   std::string state;
   int group_size = 1;
-  int kept_blocks = 0;
+  int kept_blocks = 0, spilled_blocks = 0;
   std::uint64_t host_bytes = 0, device_bytes = 0;  // of arenas
   int units = 0, units_on_nvme = 0;                // whose state is there
   plan::StepSummary step;

@@ -176,11 +176,14 @@ class Opener {
     PlanRequest request;
     request.steps = session.steps;
     request.drives = drives_of(session.config, session.store_folders, machine);
+    std::vector<std::uint64_t> own_bytes;
     if (session.resumed) {
+      HEADRACE_ASSIGN(own_bytes, bytes_by_folder(*session.store));
       request.stored_tile_elements = table_.tile_elements;
       request.stored_slots = static_cast<int>(session.store->slots());
       request.stored_undo_slot = session.store->undo_slot();
     }
+    HEADRACE_ASSIGN(request.nvme_room_bytes, room_in(store_folders(session.config), own_bytes));
     HEADRACE_ASSIGN(planned_,
                     make_planned(session.config, numbers_.architecture, machine.profile, request));
     if (session.resumed) {

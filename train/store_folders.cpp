@@ -255,16 +255,33 @@ Status check_can_be_made(const RunConfig& config) {
   return {};
 }
 
-Status check_room(const std::vector<NvmeFolder>& folders, std::uint64_t bytes) {
+Result<std::vector<std::uint64_t>> bytes_by_folder(const tiers::nvme::Store& store) {
+  std::vector<std::uint64_t> bytes;
+  for (std::uint32_t folder = 0; folder < store.folder_count(); ++folder) {
+    HEADRACE_ASSIGN(const std::uint64_t of_folder, store.file(folder).bytes());
+    bytes.push_back(of_folder);
+  }
+  return bytes;
+}
+
+Result<std::uint64_t> room_in(const std::vector<NvmeFolder>& folders,
+                              const std::vector<std::uint64_t>& own_bytes) {
   std::uint64_t room = 0;
-  for (const NvmeFolder& folder : folders) {
+  for (std::size_t i = 0; i < folders.size(); ++i) {
+    const NvmeFolder& folder = folders[i];
     std::string present = folder.path;
     while (!path_exists(present)) {
       present = parent_path(present);
     }
     HEADRACE_ASSIGN(const Filesystem filesystem, filesystem_of(present));
-    room += std::min(folder.space_bytes.value_or(filesystem.free_bytes), filesystem.free_bytes);
+    const std::uint64_t most = filesystem.free_bytes + (i < own_bytes.size() ? own_bytes[i] : 0);
+    room += std::min(folder.space_bytes.value_or(most), most);
   }
+  return room;
+}
+
+Status check_room(const std::vector<NvmeFolder>& folders, std::uint64_t bytes) {
+  HEADRACE_ASSIGN(const std::uint64_t room, room_in(folders));
   if (bytes <= room) {
     return {};
   }

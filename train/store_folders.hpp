@@ -51,6 +51,13 @@ void reclaim_leftovers(const std::vector<std::string>& folders,
 // What a start would refuse of the folders of a new store, as far as looking can tell; it makes
 // nothing.
 [[nodiscard]] Status check_can_be_made(const RunConfig& config);
+// Of the store's files.
+[[nodiscard]] Result<std::vector<std::uint64_t>> bytes_by_folder(const tiers::nvme::Store& store);
+
+// What a store may take there: what is free, and what it has in each folder already, within the
+// folder's `space`.
+[[nodiscard]] Result<std::uint64_t> room_in(const std::vector<NvmeFolder>& folders,
+                                            const std::vector<std::uint64_t>& own_bytes = {});
 // That a store of so many bytes fits into the folders. Errors: kDoesNotFit.
 [[nodiscard]] Status check_room(const std::vector<NvmeFolder>& folders, std::uint64_t bytes);
 

@@ -178,7 +178,7 @@ Status ExecutorImpl::create_queues(const ExecutorOptions& options) {
 
 // Of a reader nothing is spilled; it finds the store as it is.
 Status ExecutorImpl::reserve_spill(const ExecutorOptions& options) {
-  if (plan_.compute.instructions.empty()) {
+  if (plan_.compute.instructions.empty() || !store_->writable()) {
     return {};
   }
   std::vector<tiers::nvme::SpillBytes> extents;
@@ -191,7 +191,13 @@ Status ExecutorImpl::reserve_spill(const ExecutorOptions& options) {
   for (const DriveOptions& drive : options.drives) {
     space.push_back(drive.space_bytes);
   }
-  return store_->reserve_spill(std::move(extents), space);
+  Status reserved = store_->reserve_spill(std::move(extents), space);
+  if (!reserved && reserved.error().code == ExitCode::kDoesNotFit) {
+    Error error = std::move(reserved.error());
+    error.hint += "; or tiers.spill_activations = false, which recomputes activations instead";
+    return error;
+  }
+  return reserved;
 }
 
 Status ExecutorImpl::create_watchdog(const ExecutorOptions& options) {
@@ -456,7 +462,7 @@ void ExecutorImpl::note_measurements(const plan::Program& program, StepResult& r
 // Gives every tile's job the scalars of the pending update. The store is told before the first
 // write that it no longer is what was committed.
 Status ExecutorImpl::prepare_update() {
-  if (plan_.lanes > 0) {
+  if (plan_.staging_slots > 0) {
     HEADRACE_TRY(store_->mark_dirty());
   }
   HEADRACE_ASSERT(prefetched_, "the step that leaves an update pending has read tiles for it");

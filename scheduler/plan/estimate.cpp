@@ -111,6 +111,13 @@ class Estimate {
                          price(InstructionKind::kBackward, number, 0, is_recomputed(plan_, number))
                    : 0;
     }
+    if (training && is_spilled(plan_, number)) {
+      const double saved = micro_batches() * static_cast<double>(spec.cost.saved_bytes);
+      (plan_.separate_device ? forward_.d2h : forward_.nvme) +=
+          saved / (plan_.separate_device ? d2h_ : write_);
+      (plan_.separate_device ? backward_.h2d : backward_.nvme) +=
+          saved / (plan_.separate_device ? h2d_ : read_);
+    }
     const bool on_device = spec.kind != UnitKind::kEmbedding || model_.tied;
     const double streamed = plan_.format.decoded ? streamed_param + streamed_state : streamed_param;
     if (training) {

@@ -283,7 +283,7 @@ struct Transfers {
 
   [[nodiscard]] bool contain(const Instruction& instruction) const {
     return instruction.unit == unit && instruction.queue == queue &&
-           kinds.contains(instruction.kind);
+           kinds.contains(instruction.kind) && instruction.micro_batch < 0;  // no activations
   }
 };
 

@@ -68,6 +68,7 @@ struct PlanSettings {
   // Activations that memory has no room for may leave it until backward, where that is faster than
   // to recompute them.
   bool may_spill = true;
+  std::optional<std::uint64_t> nvme_room_bytes;  // for the store and what is spilled beside it
   Dtype grad = Dtype::kF32;
   StateFormat format;  // of a training run; the other purposes keep floats
   std::optional<double> h2d_cap, d2h_cap, nvme_read_cap, nvme_write_cap;  // bytes per second

@@ -93,7 +93,10 @@ TEST(Properties, PeaksStayWithinBudgetsAndWhatFitsIsPlanned) {
 
 TEST(Properties, EveryAccessFindsItsDataInAnyOrderThatWaitsAllow) {
   int planned = 0, spilling = 0;
-  for_each_case(600, 8, [&](const RandomCase& one, std::mt19937_64& random) {
+  for_each_case(450, 6, [&](RandomCase one, std::mt19937_64& random) {
+    if (random() % 3 == 0) {  // recomputing is dear
+      one.machine.gemm_fp32_flops_per_s = 1e8;
+    }
     const auto plan = make_plan(one.model, one.settings, one.machine);
     if (!plan) {
       return;
@@ -112,8 +115,8 @@ TEST(Properties, EveryAccessFindsItsDataInAnyOrderThatWaitsAllow) {
     EXPECT_EQ(live(checker, *plan, random), "");
   });
   if (kPart == 1) {
-    EXPECT_GT(planned, 250);
-    EXPECT_GT(spilling, 10);
+    EXPECT_GT(planned, 200);
+    EXPECT_GT(spilling, 10) << planned;
   }
 }
 

@@ -25,6 +25,14 @@ Candidate lay_out_candidate(const ModelSpec& model,
   return candidate;
 }
 
+bool may_be_spilled(const ModelSpec& model, const PlanSettings& settings, const Choices& choices) {
+  if (spilled_blocks(model, choices) == 0 || !settings.nvme_room_bytes) {
+    return spilled_blocks(model, choices) > 0;
+  }
+  const Plan plan = lay_out_candidate(model, settings, choices).plan;
+  return plan.spilled.empty() || plan.nvme_bytes <= *settings.nvme_room_bytes;
+}
+
 bool fits(const Plan& plan, const PlanSettings& settings) {
   const std::size_t device_cap =
       settings.device_memory_bytes.value_or(settings.device_available_bytes);
@@ -252,7 +260,7 @@ void add_spilling(const ModelSpec& model,
     one.spilled_blocks = spilled;
     const bool known = std::any_of(
         all.begin(), all.end(), [&](const Choices& other) { return same_memory(one, other); });
-    if (spilled_blocks(model, one) > 0 && !known) {
+    if (!known && may_be_spilled(model, settings, one)) {
       all.push_back(std::move(one));
     }
   };

@@ -23,6 +23,11 @@ struct Candidate {
 // Whether the arenas are within the budgets.
 [[nodiscard]] bool fits(const Plan& plan, const PlanSettings& settings);
 
+// Whether these choices spill anything, and the drive has room for it.
+[[nodiscard]] bool may_be_spilled(const ModelSpec& model,
+                                  const PlanSettings& settings,
+                                  const Choices& choices);
+
 // The choices that the settings leave open, each with the least residency.
 [[nodiscard]] std::vector<Choices> enumerate(const ModelSpec& model, const PlanSettings& settings);
 

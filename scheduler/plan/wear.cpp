@@ -82,7 +82,8 @@ class DriveSparer {
       : model_(model), settings_(settings), replan_(replan), plan_(plan), bytes_max_(bytes_max) {}
 
   [[nodiscard]] std::string advice() const {
-    for (const std::string& line : {fewer_commits(), state_in_memory(), larger_steps()}) {
+    for (const std::string& line :
+         {fewer_commits(), no_spills(), state_in_memory(), larger_steps()}) {
       if (!line.empty()) {
         return line;
       }
@@ -100,6 +101,18 @@ class DriveSparer {
       }
     }
     return "";
+  }
+
+  [[nodiscard]] std::string no_spills() const {
+    PlanSettings recomputing = settings_;
+    recomputing.may_spill = false;
+    if (plan_.spilled.empty()) {
+      return "";
+    }
+    const std::optional<Plan> other = replan_(recomputing);
+    return other && written_by_run(recomputing, *other) <= bytes_max_
+               ? "recompute activations instead: --set tiers.spill_activations=false"
+               : "";
   }
 
   [[nodiscard]] std::string state_in_memory() const {
@@ -125,8 +138,11 @@ class DriveSparer {
                : "";
   }
 
-  // Commits that follow the clock are as many as before.
+  // Commits that follow the clock are as many as before. What is spilled grows with the step.
   [[nodiscard]] std::string larger_steps() const {
+    if (!plan_.spilled.empty()) {
+      return "";
+    }
     const auto step_bytes = static_cast<double>(steady_bytes(plan_));
     const double all_bytes = written_by_run(settings_, plan_);
     const bool by_clock = settings_.commit_interval.seconds > 0;

@@ -250,7 +250,7 @@ TEST_P(Invariance, SpeculativeUpdates) {
 // Kept activations take turns in few places: to NVMe, or beside a separate device to the host.
 TEST_P(Invariance, SpilledActivations) {
   RunOptions options = base();
-  options.architecture.layers = 6;
+  set_layers(options.architecture, 6);
   options.seq_len = 64;
   options.architecture.max_seq_len = 64;
   options.steps = std::min(kSteps, 4);

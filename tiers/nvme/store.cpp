@@ -79,6 +79,10 @@ bool Store::direct_io() const {
   });
 }
 
+bool Store::writable() const {
+  return state_->access == Access::kWrite;
+}
+
 bool Store::ready_for_writes() const {
   return state_->access == Access::kWrite && !state_->failure && (slots() > 1 || dirty());
 }

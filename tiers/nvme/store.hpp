@@ -184,6 +184,7 @@ class Store {
       std::span<const std::optional<std::uint64_t>> space_bytes_max = {});
   [[nodiscard]] std::uint64_t payload_bytes_max() const;  // of any extent
 
+  [[nodiscard]] bool writable() const;  // opened for writing
   // Tiles may be written: opened for writing, no commit has failed, and with one slot a tile
   // mark_dirty() has been called.
   [[nodiscard]] bool ready_for_writes() const;

@@ -7,6 +7,7 @@
 #include <utility>
 
 #include "core/assert.hpp"
+#include "core/files.hpp"
 #include "core/log.hpp"
 #include "tiers/nvme/assign_folders.hpp"
 #include "tiers/nvme/store_state.hpp"
@@ -73,30 +74,37 @@ std::uint64_t SpillTable::payload_bytes_max() const {
 
 Status Store::reserve_spill(std::vector<SpillBytes> extents,
                             std::span<const std::optional<std::uint64_t>> space_bytes_max) {
-  HEADRACE_ASSERT(state_->access == Access::kWrite, "a reader spills nothing");
+  HEADRACE_ASSERT(writable(), "a reader spills nothing");
   SpillTable table(std::move(extents));
+  for (const StoreFile& part : state_->files) {
+    HEADRACE_TRY(part.file->cut(part.block.file_bytes));
+  }
   // As the tiles are spread, whose bytes went by bandwidth.
   std::vector<FolderShare> shares;
   std::vector<std::uint64_t> ends;
   for (std::size_t i = 0; i < state_->files.size(); ++i) {
+    const BlockFile& data = file(static_cast<std::uint32_t>(i));
     const std::uint64_t own_bytes = state_->files[i].block.file_bytes;
-    FolderShare share{.name = file(static_cast<std::uint32_t>(i)).path(),
-                      .weight = static_cast<double>(own_bytes)};
+    FolderShare share{.name = data.path(), .weight = static_cast<double>(own_bytes)};
     if (i < space_bytes_max.size() && space_bytes_max[i]) {
       share.capacity_bytes = *space_bytes_max[i] - std::min(*space_bytes_max[i], own_bytes);
+    }
+    if (data.fd() >= 0) {
+      HEADRACE_ASSIGN(const Filesystem filesystem, filesystem_of(parent_path(data.path())));
+      share.capacity_bytes = std::min(share.capacity_bytes, filesystem.free_bytes);
     }
     shares.push_back(std::move(share));
     ends.push_back(own_bytes);
   }
   HEADRACE_TRY(table.place(shares, ends));
+  state_->spill = std::move(table);  // from here on ~Store gives back what was made
   for (std::size_t i = 0; i < state_->files.size(); ++i) {
     BlockFile& data = file(static_cast<std::uint32_t>(i));
-    HEADRACE_TRY(data.cut(state_->files[i].block.file_bytes));
-    if (table.end_of(i) > state_->files[i].block.file_bytes) {
-      HEADRACE_TRY(data.allocate(table.end_of(i)));
+    if (state_->spill.end_of(i) > ends[i]) {
+      HEADRACE_TRY(data.allocate(state_->spill.end_of(i)));
     }
   }
-  state_->spill = std::move(table);
+  HEADRACE_ASSIGN(state_->header, PageBuffer::create(format::header_bytes(payload_bytes_max())));
   return {};
 }
 
