@@ -182,12 +182,14 @@ Status ExecutorImpl::reserve_spill(const ExecutorOptions& options) {
     return {};
   }
   std::vector<tiers::nvme::SpillBytes> extents;
+  extents.reserve(plan_.spilled.size());
   for (const plan::SpilledSaved& spilled : plan_.spilled) {
     extents.push_back({.unit = static_cast<std::uint32_t>(spilled.unit),
                        .index = static_cast<std::uint32_t>(spilled.slot),
                        .bytes = spilled.bytes});
   }
   std::vector<std::optional<std::uint64_t>> space;
+  space.reserve(options.drives.size());
   for (const DriveOptions& drive : options.drives) {
     space.push_back(drive.space_bytes);
   }
