@@ -58,7 +58,7 @@ std::vector<Choices> ways_with_activations(const ModelSpec& model,
     Choices one = choices;
     one.kept_blocks = kept;
     one.spilled_blocks = blocks - kept;
-    if (may_be_spilled(model, settings, one)) {
+    if (kept < blocks && may_be_spilled(model, settings, one)) {
       all.push_back(std::move(one));
     }
   }

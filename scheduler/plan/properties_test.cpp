@@ -103,6 +103,9 @@ TEST(Properties, EveryAccessFindsItsDataInAnyOrderThatWaitsAllow) {
     }
     ++planned;
     spilling += plan->spilled_blocks > 0 ? 1 : 0;
+    if (!plan->spilled.empty() && one.settings.nvme_room_bytes) {
+      EXPECT_LE(plan->nvme_bytes, *one.settings.nvme_room_bytes);
+    }
     for (const Program* program : programs_of(*plan)) {
       for (std::size_t i = 0; i < program->instructions.size(); ++i) {
         for (const int wait : program->instructions[i].waits) {

@@ -187,6 +187,9 @@ PlanSettings random_settings(std::mt19937_64& random) {
                                           : Update::kSpeculative;
   settings.grad = chance(random, 0.5) ? Dtype::kBf16 : Dtype::kF32;
   settings.may_spill = chance(random, 0.8);
+  if (chance(random, 0.5)) {
+    settings.nvme_room_bytes = static_cast<std::uint64_t>(log_uniform(random, 1e4, 1e9));
+  }
   settings.format = random_format(random);
   settings.store_slots = static_cast<int>(between(random, 1, 2));
   for (auto* cap :
