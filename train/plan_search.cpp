@@ -36,9 +36,7 @@ Variant freed(const PlanInputs& inputs) {
     }
   };
   leave_open(config.batch.traversal, "batch.traversal");
-  if (config.optim.update != plan::update_name(plan::Update::kSpeculative)) {  // no "auto" is that
-    leave_open(config.optim.update, "optim.update");
-  }
+  leave_open(config.optim.update, "optim.update");
   leave_open(config.tiers.place, "tiers.place");
   leave_open(config.tiers.lookahead, "tiers.lookahead");
   leave_open(config.tiers.tile_elements, "tiers.tile");

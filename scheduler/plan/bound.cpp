@@ -9,6 +9,7 @@
 
 #include "scheduler/plan/price.hpp"
 #include "scheduler/plan/rates.hpp"
+#include "scheduler/plan/simulate.hpp"
 
 namespace headrace::plan {
 
@@ -126,6 +127,7 @@ class Counter {
   [[nodiscard]] Requirement budget(const Parts& parts) const;
   [[nodiscard]] std::vector<Phase> phases(const Parts& parts) const;
   [[nodiscard]] ResourceSeconds seconds_of(const Phase& phase) const;
+  [[nodiscard]] double cores_for_drive() const;
 
   const ModelSpec& model_;
   const PlanSettings& settings_;
@@ -300,7 +302,17 @@ ResourceSeconds Counter::seconds_of(const Phase& phase) const {
   seconds.d2h = transfer(InstructionKind::kCopy, QueueKind::kD2h, bytes.d2h);
   seconds.device = phase.compute + phase.device_updates;
   seconds.cores = phase.compute + phase.device_updates + phase.host_updates;
+  seconds.together = seconds.cores + cores_for_drive() * seconds.nvme;
   return seconds;
+}
+
+// Seconds of the cores that each second of the drive costs at least: what they lose while they work
+// beside it, until it has done what it does in a second alone; or a second in which they wait.
+double Counter::cores_for_drive() const {
+  const Contention contention = contention_of(machine_, settings_);
+  return std::min({1.0,
+                   (1 - contention.compute_beside_nvme) / contention.nvme_beside_compute,
+                   (1 - contention.update_beside_nvme) / contention.nvme_beside_update});
 }
 
 // ---- what is counted ----
@@ -488,16 +500,18 @@ void Counter::count_work() {
 }  // namespace
 
 double ResourceSeconds::largest() const {
-  return std::max({nvme, h2d, d2h, device, cores, memory});
+  return std::max({nvme, h2d, d2h, device, cores, memory, together});
 }
 
 const char* ResourceSeconds::limit() const {
-  const std::array<std::pair<double, const char*>, 6> resources = {{{nvme, "nvme"},
-                                                                    {h2d, "h2d"},
-                                                                    {d2h, "d2h"},
-                                                                    {device, "device"},
-                                                                    {cores, "cores"},
-                                                                    {memory, "memory"}}};
+  const std::array<std::pair<double, const char*>, 7> resources = {
+      {{nvme, "nvme"},
+       {h2d, "h2d"},
+       {d2h, "d2h"},
+       {device, "device"},
+       {cores, "cores"},
+       {memory, "memory"},
+       {together, "cores beside nvme"}}};
   return std::max_element(
              resources.begin(),
              resources.end(),

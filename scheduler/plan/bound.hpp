@@ -26,6 +26,9 @@ struct ResourceSeconds {
   double device = 0;  // kernels, and updates of what is at home on the device
   double cores = 0;   // those of the CPU device with the optimizer's
   double memory = 0;  // held gradients and updates in place, at the host memory's rate
+  // The cores, with what they lose to the drive: no schedule has both at the rates that they have
+  // alone.
+  double together = 0;
 
   [[nodiscard]] double largest() const;
   [[nodiscard]] const char* limit() const;  // the name of the largest

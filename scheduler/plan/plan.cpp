@@ -224,24 +224,18 @@ bool drains_often(const PlanSettings& settings) {
   return settings.commit_interval.steps == 1 || settings.commit_interval.steps == 2;
 }
 
-// What the same placement would take if updates were speculated, where that is worth a third of the
-// drive's space.
-std::string speculation_note(const ModelSpec& model,
-                             const PlanSettings& settings,
-                             const MachineProfile& machine,
-                             const Candidate& held) {
-  constexpr double kWorthSaying = 0.95;
-  if (settings.purpose != Purpose::kTrain || settings.update || held.plan.lanes == 0 ||
-      !settings.undo_slot.value_or(true) || drains_often(settings)) {
-    return "";
-  }
+// The same placement with updates that are speculated: its steady step. Nothing: none would be.
+std::optional<double> seconds_if_speculated(const ModelSpec& model,
+                                            const PlanSettings& settings,
+                                            const MachineProfile& machine,
+                                            const Candidate& held) {
   Choices choices = held.choices;
   choices.update = Update::kSpeculative;
   Candidate other = lay_out_candidate(model, settings, choices);
   if (std::none_of(other.plan.units.begin(), other.plan.units.end(), [](const UnitPlan& unit) {
         return unit.speculated;
       })) {
-    return "";
+    return std::nullopt;
   }
   other.plan.update_rates = held.plan.update_rates;
   Builder step({.model = model,
@@ -251,21 +245,55 @@ std::string speculation_note(const ModelSpec& model,
                 .plan = other.plan},
                "compute.rest.speculating");
   step.training_step(Pending::kRest, true, {});  // the other programs take their time to be made
-  const double now = find_prediction(held.plan, "steady")->seconds;
-  const double then = simulate(step.take(), contention_of(machine, settings)).prediction.seconds;
-  if (then > kWorthSaying * now) {
-    return "";
+  return simulate(step.take(), contention_of(machine, settings)).prediction.seconds;
+}
+
+// Nobody has said when updates are made: they are speculated where that spares more of a step than
+// a slot of the drive is worth, or anything at all where the store has that slot. `best` becomes
+// that plan, and `settings` say so; or it stays, with a note if it is only for want of space.
+void speculate_where_worth_it(const ModelSpec& model,
+                              const MachineProfile& machine,
+                              PlanSettings& settings,
+                              Candidate& best) {
+  constexpr double kWorthASlot = 0.97;
+  if (settings.purpose != Purpose::kTrain || settings.update || best.plan.lanes == 0 ||
+      !settings.undo_slot.value_or(true) || drains_often(settings)) {
+    return;
   }
-  const std::string space =
-      settings.undo_slot ? ""
-                         : fmt::format(", and {} more of the drive",
-                                       format_bytes(other.plan.nvme_bytes - held.plan.nvme_bytes));
-  return fmt::format(
-      "updates that are speculated would take {} a step, not {}, while no step is clipped{}: "
-      "--set optim.update=speculative",
-      format_duration(then),
-      format_duration(now),
-      space);
+  const double held = find_prediction(best.plan, "steady")->seconds;
+  const double enough = (settings.undo_slot ? 1.0 : kWorthASlot) * held;
+  const std::optional<double> placed = seconds_if_speculated(model, settings, machine, best);
+  if (!placed || *placed >= enough) {
+    return;
+  }
+  PlanSettings speculating = settings;
+  speculating.update = Update::kSpeculative;
+  std::optional<Candidate> other = best_candidate(model, speculating, machine);
+  if (!other || find_prediction(other->plan, "steady")->seconds >= enough) {
+    return;
+  }
+  const double then = find_prediction(other->plan, "steady")->seconds;
+  const std::uint64_t space = std::max(other->plan.nvme_bytes, best.plan.nvme_bytes);
+  const std::string more = format_bytes(space - best.plan.nvme_bytes);
+  if (space > settings.nvme_room_bytes.value_or(space)) {
+    best.plan.notes.push_back(
+        fmt::format("updates that are speculated would take {} a step, not {}, while no step is "
+                    "clipped: they need {} more of the drive, which has no room for it",
+                    format_duration(then),
+                    format_duration(held),
+                    more));
+    return;
+  }
+  best = std::move(*other);
+  settings = std::move(speculating);
+  if (!settings.undo_slot) {
+    best.plan.notes.push_back(
+        fmt::format("updates are speculated: {} a step, not {}, while no step is clipped, for {} "
+                    "more of the drive (--set optim.update=held gives that back)",
+                    format_duration(then),
+                    format_duration(held),
+                    more));
+  }
 }
 
 }  // namespace
@@ -289,6 +317,7 @@ Result<Plan> make_plan(const ModelSpec& model,
   if (!best) {
     return refusal_error(refuse(model, settings, changes));
   }
+  speculate_where_worth_it(model, machine, settings, *best);
   add_bounds(model, settings, machine, best->plan);
   const auto replan = [&](const PlanSettings& other) {
     std::optional<Candidate> found = best_candidate(model, other, machine);
@@ -300,9 +329,6 @@ Result<Plan> make_plan(const ModelSpec& model,
         "with a commit every {}, few steps or none are speculated: each commit drains updates, and "
         "two steps are not as predicted for a steady one",
         settings.commit_interval.steps == 1 ? "step" : "2 steps"));
-  }
-  if (std::string note = speculation_note(model, settings, machine, *best); !note.empty()) {
-    best->plan.notes.push_back(std::move(note));
   }
   if (machine.gemm_fp32_flops_per_s <= 0) {
     best->plan.notes.emplace_back("no machine profile: times are guesses for a modest desktop");

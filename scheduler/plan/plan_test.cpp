@@ -11,6 +11,8 @@
 #include <utility>
 #include <vector>
 
+#include "scheduler/plan/bound.hpp"
+#include "scheduler/plan/search.hpp"
 #include "scheduler/plan/summary.hpp"
 #include "scheduler/plan/test_model.hpp"
 
@@ -212,6 +214,67 @@ TEST(Simulation, TheSlowestLinkDecides) {
   EXPECT_NEAR(steady->busy_seconds.at("nvme"), transfer_seconds, 1e-3 * transfer_seconds);
   EXPECT_LE(steady->bound_seconds, transfer_seconds);
   EXPECT_LT(steady->seconds, 1.05 * transfer_seconds);
+}
+
+// A model whose state streams, on a drive that takes as long as the cores do: then the order of
+// updates counts most.
+struct Balanced {
+  ModelSpec model = make_model(256, 12, 500, true);
+  PlanSettings settings = roomy();
+  MachineProfile machine;
+
+  Balanced() {
+    settings.place = Home::kNvme;
+    settings.update = Update::kHeld;
+    settings.host_memory_bytes = smallest(model, settings).host_arena_bytes * 5 / 4;
+    machine.gemm_fp32_flops_per_s = 1e12;
+    machine.memory_bytes_per_s = 1e11;
+    machine.nvme_read_bytes_per_s = machine.nvme_write_bytes_per_s = 1e9;
+    machine.nvme_mixed_bytes_per_s = 1e9;
+    const auto plan = make_plan(model, settings, machine);
+    const ResourceSeconds asked = bound_of(model, settings, machine, *plan).placed.seconds;
+    for (double* rate : {&machine.nvme_read_bytes_per_s,
+                         &machine.nvme_write_bytes_per_s,
+                         &machine.nvme_mixed_bytes_per_s}) {
+      *rate *= asked.nvme / asked.cores;
+    }
+    settings.update.reset();
+  }
+
+  [[nodiscard]] Plan plan() const { return *make_plan(model, settings, machine); }
+};
+
+double steady_seconds(const Plan& plan) {
+  return find_prediction(plan, "steady")->seconds;
+}
+
+bool has_note(const Plan& plan, const char* words) {
+  return std::any_of(plan.notes.begin(), plan.notes.end(), [words](const std::string& note) {
+    return note.find(words) != std::string::npos;
+  });
+}
+
+TEST(Plan, UpdatesAreSpeculatedWhereThatPaysAndTheDriveHasRoom) {
+  Balanced one;
+  const Plan open = one.plan();
+  EXPECT_EQ(open.update, Update::kSpeculative);
+  EXPECT_TRUE(has_note(open, "updates are speculated"));
+  one.settings.undo_slot = true;  // of a store that is there
+  EXPECT_EQ(one.plan().update, Update::kSpeculative);
+  EXPECT_FALSE(has_note(one.plan(), "updates are speculated")) << "it takes nothing";
+  one.settings.undo_slot = false;
+  EXPECT_EQ(one.plan().update, Update::kHeld);
+  one.settings.undo_slot.reset();
+  one.settings.nvme_room_bytes = open.nvme_bytes;
+  EXPECT_EQ(one.plan().update, Update::kSpeculative);
+  --*one.settings.nvme_room_bytes;
+  const Plan narrow = one.plan();
+  EXPECT_EQ(narrow.update, Update::kHeld);
+  EXPECT_TRUE(has_note(narrow, "no room for it"));
+  EXPECT_LT(steady_seconds(open), 0.97 * steady_seconds(narrow));
+  one.settings.nvme_room_bytes.reset();
+  one.settings.commit_interval.steps = 1;
+  EXPECT_EQ(one.plan().update, Update::kHeld) << "no step of it would be speculated";
 }
 
 TEST(Plan, ItsTextIsAHundredColumnsWide) {

@@ -143,6 +143,16 @@ MachineProfile random_machine(std::mt19937_64& random) {
                std::max(machine.nvme_read_bytes_per_s, machine.nvme_write_bytes_per_s);
     }
   }
+  if (chance(random, 0.5)) {
+    for (double* beside : {&machine.compute_beside_nvme,
+                           &machine.update_beside_nvme,
+                           &machine.nvme_beside_compute,
+                           &machine.nvme_beside_update,
+                           &machine.compute_beside_copy,
+                           &machine.copy_beside_compute}) {
+      *beside = log_uniform(random, 0.2, 1);
+    }
+  }
   // No update is faster than memory; a format that was not measured is updated as fp32.
   const double memory = machine.memory_bytes_per_s > 0 ? machine.memory_bytes_per_s : 15e9;
   for (const char* state : {"fp32", "bf16", "q8"}) {
@@ -187,7 +197,7 @@ PlanSettings random_settings(std::mt19937_64& random) {
                                           : Update::kSpeculative;
   settings.grad = chance(random, 0.5) ? Dtype::kBf16 : Dtype::kF32;
   settings.may_spill = chance(random, 0.8);
-  if (chance(random, 0.5)) {
+  if (chance(random, 0.25)) {
     settings.nvme_room_bytes = static_cast<std::uint64_t>(log_uniform(random, 1e4, 1e9));
   }
   settings.format = random_format(random);
