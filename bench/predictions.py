@@ -3,8 +3,8 @@
 
   bench/predictions.py BINARY [--cases NAME ...] [--steps 8] [--rounds 3] [--folder DIR]
 
-The cases take turns, a process each; a figure is the median over rounds of the median step, the
-first two steps and commits left out. `of bound` is that time by the least that any schedule takes,
+The cases take turns, a process each; a figure is the median over rounds of the median steady step,
+the first two steps and commits left out. Nothing is clipped, so that updates may be speculated. `of bound` is that time by the least that any schedule takes,
 `of order` by the least with updates in the run's order. Bytes are compared step by step. The store
 of a case is deleted after it. Prints one JSON line a measurement and a table at the end.
 
@@ -35,6 +35,7 @@ CASES = {
     "350m nvme": NVME,
     "1.3b 4GiB q8": SMALL + ['optim.state="q8"'],
     "1.3b 4GiB fp32": SMALL,
+    "1.3b 4GiB fp32 held": SMALL + ['optim.update="held"'],
     "1.3b 4GiB fp32 after-backward": SMALL + ['optim.update="after-backward"'],
 }
 WARMUP = 2
@@ -57,6 +58,8 @@ tokenizer = "bytes"
 [batch]
 micro_batch = {micro_batch}
 seq_len = 256
+[optim]
+clip = 0
 [precision]
 grad = "{grad}"
 [durability]
@@ -73,22 +76,27 @@ def headrace(binary, command, run, settings):
     return json.loads(done.stdout)
 
 
-def measure(binary, folder, case, steps):
+def measure(binary, folder, case, steps, settings=()):
     folder.mkdir(parents=True)
     try:
         run = write_run(folder, case, steps)
-        plan = headrace(binary, "plan", run, CASES[case])
-        told = headrace(binary, "train", run, CASES[case])
+        settings = [*CASES[case], *settings]
+        plan = headrace(binary, "plan", run, settings)
+        told = headrace(binary, "train", run, settings)
         rows = [json.loads(line) for line in open(folder / "run" / "metrics.jsonl")]
     finally:
         shutil.rmtree(folder)
-    steady = next(one for one in plan["predictions"] if one["variant"] == "steady")
-    later = rows[WARMUP:]
-    return {"case": case, "predicted_s": steady["seconds"], "bound_s": steady["bound_seconds"],
-            "order_bound_s": steady["order_bound_seconds"],
+    predicted = next(one for one in plan["predictions"] if one["variant"] == "steady")
+    later = [row for row in rows[WARMUP:] if row["variant"] == "steady"]
+    if not later:
+        sys.exit(f"{case}: of {steps} steps none is a steady one")
+    return {"case": case, "update": plan["update"], "predicted_s": predicted["seconds"],
+            "bound_s": predicted["bound_seconds"],
+            "order_bound_s": predicted["order_bound_seconds"],
+            "steps_s": [row["step_s"] - row["stall_s"]["commit"] for row in later],
             "measured_s": statistics.median(row["step_s"] - row["stall_s"]["commit"]
                                             for row in later),
-            "bytes_as_planned": all(row["bytes"][link] == steady["bytes"].get(link, 0)
+            "bytes_as_planned": all(row["bytes"][link] == predicted["bytes"].get(link, 0)
                                     for row in later for link in LINKS),
             "peak_bytes": told["peak"]["process"], "planned_bytes": told["peak"]["planned"],
             "differences": told["differences"]}

@@ -6,7 +6,8 @@
 The peer is a script that trains the same shape with DeepSpeed's optimizer state on NVMe and prints
 its figures as a line `JSON{"step_s": ..., "rss_gb": ..., "loss_first": ...}`. Of its settings each
 takes its turn, and the fastest counts. Ours: everything in memory, and on NVMe with 1 GiB for the
-host. One process a measurement, medians over rounds of the median step; ratios are of one round.
+host: with updates as the planner chooses while no step is clipped, and held (the pace of a run that
+is clipped every step). One process a measurement, medians over rounds of the median step; ratios are of one round.
 Prints one JSON line a measurement and a table at the end. Needs 8 GB of disk and 12 GB of memory.
 """
 import argparse
@@ -21,7 +22,12 @@ import sys
 
 import predictions
 
-OURS = {"headrace, memory": "124m memory", "headrace, nvme 1 GiB": "124m nvme 1GiB"}
+# Case of predictions.py, and settings.
+OURS = {
+    "headrace, memory": ("124m memory", []),
+    "headrace, nvme 1 GiB": ("124m nvme 1GiB", []),
+    "headrace, nvme 1 GiB, updates held": ("124m nvme 1GiB", ['optim.update="held"']),
+}
 PEERS = {
     "zero-3, nvme": [],
     "zero-3, nvme, pipelined": ["--pipeline", "1"],
@@ -56,8 +62,9 @@ def measure_peer(arguments, words):
     return {"step_s": told["step_s"], "peak_bytes": told["rss_gb"] * 1e9}
 
 
-def measure_ours(arguments, case):
-    told = predictions.measure(arguments.binary, arguments.folder / "ours", case, arguments.steps)
+def measure_ours(arguments, case, settings):
+    told = predictions.measure(arguments.binary, arguments.folder / "ours", case, arguments.steps,
+                               settings)
     return {"step_s": told["measured_s"], "peak_bytes": told["peak_bytes"]}
 
 
@@ -70,7 +77,7 @@ def main():
     parser.add_argument("--steps", type=int, default=10)
     parser.add_argument("--folder", type=pathlib.Path, default=pathlib.Path("zero_infinity"))
     arguments = parser.parse_args()
-    sides = {name: lambda case=case: measure_ours(arguments, case) for name, case in OURS.items()}
+    sides = {name: lambda side=side: measure_ours(arguments, *side) for name, side in OURS.items()}
     sides |= {name: lambda words=words: measure_peer(arguments, words)
               for name, words in PEERS.items()}
     found = {name: [] for name in sides}

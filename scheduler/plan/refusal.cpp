@@ -222,6 +222,13 @@ class Finder {
   }
 
   void find(Refusal& refusal) {
+    // Without that a large model would be laid out hundreds of times for nothing.
+    const Trial all = with_all_changes();
+    if (!fits(all) && !with_larger_budgets(all) && !with_larger_budgets(start_)) {
+      refusal.least_bytes = least_arenas(all);
+      refusal.machine_bytes = machine_bytes(start_.settings);
+      return;
+    }
     if (const auto raised = with_larger_budgets(start_)) {
       ways_.push_back(*raised);
       budgets_help_ = true;
@@ -246,6 +253,24 @@ class Finder {
   }
 
  private:
+  // Each at its strongest.
+  [[nodiscard]] Trial with_all_changes() const {
+    Trial all = start_;
+    for (const std::vector<Change>& group : groups_) {
+      static_cast<void>(apply(group.back(), all));
+    }
+    return all;
+  }
+
+  [[nodiscard]] static std::uint64_t least_arenas(const Trial& trial) {
+    std::uint64_t least = ~std::uint64_t{0};
+    for (const Plan& plan : leanest(trial.model, trial.settings)) {
+      least = std::min(
+          least, std::uint64_t{plan.host_arena_bytes} + std::uint64_t{plan.device_arena_bytes});
+    }
+    return least;
+  }
+
   // The mildest of a group with which the trial fits.
   [[nodiscard]] static std::optional<WayOut> mildest(const Trial& trial,
                                                      const std::vector<Change>& group) {
@@ -327,12 +352,7 @@ class Finder {
         break;
       }
     }
-    std::uint64_t least = ~std::uint64_t{0};
-    for (const Plan& plan : leanest(changed.model, changed.settings)) {
-      least = std::min(
-          least, std::uint64_t{plan.host_arena_bytes} + std::uint64_t{plan.device_arena_bytes});
-    }
-    return least;
+    return least_arenas(changed);
   }
 
   Trial start_;
@@ -409,7 +429,9 @@ Refusal refuse(const ModelSpec& model,
                              .budget_bytes = device_budget(settings)});
   }
   refusal.largest = largest_items(nearest, refusal.tiers);
-  Finder(model, settings, changes).find(refusal);
+  if (missing(need_of(nearest), settings) > 0) {
+    Finder(model, settings, changes).find(refusal);
+  }
   return refusal;
 }
 

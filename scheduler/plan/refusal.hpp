@@ -52,7 +52,7 @@ struct WayOut {
 struct Refusal {
   std::vector<TierNeed> tiers;  // of the plan that needs the least beyond the budgets
   std::vector<LargeItem> largest;
-  std::vector<WayOut> ways;  // single changes first
+  std::vector<WayOut> ways;  // single changes first; none where nothing is missing
   // Where there is none: arenas with every change made, and what the machine has for them.
   std::uint64_t least_bytes = 0, machine_bytes = 0;
 };
