@@ -36,6 +36,7 @@ enum Owners : std::uint8_t {
   kLlamaOrQwen3 = kLlama | kQwen3,
   kLlamaOrMistral = kLlama | kMistral,
   kMistralOrQwens = kMistral | kQwens,
+  kMistralOrQwen2 = kMistral | kQwen2,
   kAllButQwens = kGpt2 | kLlamaOrMistral
 };
 
@@ -128,6 +129,7 @@ constexpr std::array kRules{
     used("headrace", kAll),
     used("rope_parameters", kLlamas),
     used("rope_scaling", kLlamas),  // its older name
+    used("pad_token_id", kLlamas),
     used("sliding_window", kMistralOrQwens),
     used("use_sliding_window", kQwens),
     used("max_window_layers", kQwens),
@@ -171,6 +173,7 @@ constexpr std::array kRules{
     numbers("rope_interleaved", kLlamas, Neutral::kFalse),
     numbers("partial_rotary_factor", kLlamas, Neutral::kOne),
     numbers("pretraining_tp", kLlamas, Neutral::kOne),
+    numbers("attention_bias", kMistralOrQwen2, Neutral::kFalse),
     numbers("sliding_window", kLlama, Neutral::kNull),
     numbers("use_sliding_window", kLlamaOrMistral, Neutral::kFalse),
     numbers("use_mrope", kQwens, Neutral::kFalse),
@@ -229,7 +232,7 @@ constexpr std::array kRules{
     Rule{"_num_labels"},
     Rule{"transformers.js_config"},
     Rule{"tokenizer_class"},
-    Rule{"pad_token_id"},
+    Rule{.field = "pad_token_id", .owners = kGpt2},
     Rule{"sep_token_id"},
     Rule{"unk_token_id"},
     Rule{"decoder_start_token_id"},
@@ -520,6 +523,18 @@ class Parser {
       take(rule, value, value.as_int(), windows_.full_layers, "a whole number");
     } else if (rule.field == "layer_types") {
       read_layer_types(value);
+    } else if (rule.field == "pad_token_id") {
+      note_padding(value);
+    }
+  }
+
+  void note_padding(const Json& value) {
+    if (value.as_int().value_or(-1) >= 0) {
+      result_.notes.push_back(fmt::format(
+          "'{}': pad_token_id = {}: transformers gives its row no gradient where it is an input, "
+          "here it is trained like any other; losses of a model that is not trained are the same",
+          source_.path,
+          value.dump()));
     }
   }
 
@@ -618,6 +633,11 @@ class Parser {
     return tokens;
   }
 
+  // Whoever ignores one of its names means the scaling.
+  [[nodiscard]] bool rope_is_ignored() const {
+    return ignored("rope_parameters") || ignored("rope_scaling");
+  }
+
   // {"rope_type": "default", "rope_theta": 10000.0}; older files have "type".
   void read_rope(std::string_view field, const Json& value) {
     if (value.is_null()) {
@@ -627,14 +647,19 @@ class Parser {
       complain(fmt::format("field '{}' = {} is not an object", field, value.dump()));
       return;
     }
-    RopeFields rope = read_rope_fields(field, value, ignored(field));
+    RopeFields rope = read_rope_fields(field, value, rope_is_ignored());
     for (RopeProblem& problem : rope.problems) {
       complain(problem.what,
                std::move(problem.why),
                fmt::format("to train without any scaling: model.ignore = [\"{}\"]", field));
     }
+    if (rope.theta && rope_theta_ && *rope.theta != *rope_theta_) {
+      complain("rope_parameters.rope_theta and rope_scaling.rope_theta contradict each other",
+               "they are two names of one thing",
+               "correct the one that is wrong");
+    }
     rope_theta_ = rope.theta ? rope.theta : rope_theta_;
-    if (ignored(field)) {
+    if (rope_is_ignored()) {
       return;
     }
     if (rope_ && !(rope_->scaling == rope.scaling)) {

@@ -114,6 +114,8 @@ class RopeReader {
       }
     } else if (key == kOriginal && has_original()) {
       take(key, entry, entry.as_int(), scaling.original_max_position_embeddings);
+    } else if (key == kOriginal && scaling.type != RopeType::kDefault) {
+      return;  // linear and dynamic scaling do not look at it
     } else if (key == "truncate" && scaling.type == RopeType::kYarn) {
       take(key, entry, entry.as_bool(), scaling.truncate);
     } else if (!read_number(key, entry)) {

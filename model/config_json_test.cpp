@@ -125,6 +125,18 @@ TEST(ConfigJson, MistralAndQwenAreLlamaWithTheirOwnProperties) {
   }
 }
 
+TEST(ConfigJson, WhatIsSoAnywayMayBeSaidAndAPaddingRowIsTold) {
+  for (const std::string& model : {std::string(kMistral), std::string(kQwen2)}) {
+    EXPECT_TRUE(parse(with(model, R"("attention_bias": false)")));
+    EXPECT_FALSE(parse(with(model, R"("attention_bias": true)")));
+    const auto padded = parse(with(model, R"("pad_token_id": 3)"));
+    ASSERT_TRUE(padded) << text_of(padded.error());
+    EXPECT_TRUE(std::any_of(padded->notes.begin(), padded->notes.end(), [](const auto& note) {
+      return note.find("pad_token_id = 3") != std::string::npos;
+    }));
+  }
+}
+
 // What transformers' config classes take where a file is silent.
 TEST(ConfigJson, FieldsThatAreAbsentHaveTheirModelsUsualValues) {
   const auto of = [](const std::string& type, const std::string& more = "") {
@@ -296,6 +308,10 @@ TEST(ConfigJson, RotaryScalingIsReadInBothSpellings) {
   EXPECT_EQ(by_ratio->architecture.rope_scaling.factor, 4.0);
   for (const char* plain : {R"({"type": "linear", "factor": 2})",
                             R"({"rope_type": "dynamic", "factor": 2.0})",
+                            R"({"rope_type": "dynamic", "factor": 2.0,
+                                "original_max_position_embeddings": 4096})",
+                            R"({"rope_type": "linear", "factor": 2.0,
+                                "original_max_position_embeddings": 4096})",
                             R"({"rope_type": "default", "partial_rotary_factor": 1.0})",
                             R"({})"}) {
     const Result<ParsedConfigJson> parsed = parse_rope(plain);
@@ -328,6 +344,17 @@ TEST(ConfigJson, RotaryScalingThatIsNotComputedIsRefusedAndMayBeIgnored) {
       parse(with(kLlama, R"("rope_scaling": {"rope_type": "linear", "factor": 2.0})"));
   ASSERT_FALSE(twice);
   EXPECT_NE(text_of(twice.error()).find("contradict"), std::string::npos);
+  const std::string linear = R"({"rope_type": "linear", "factor": 2.0, "rope_theta": 5.0})";
+  const std::string both = "\"rope_parameters\": " + linear + ", \"rope_scaling\": ";
+  for (const char* name : {"rope_parameters", "rope_scaling"}) {
+    const auto neither = parse(with(kMistral, both + linear), {name});
+    ASSERT_TRUE(neither) << text_of(neither.error());
+    EXPECT_EQ(neither->architecture.rope_scaling, RopeScaling{}) << "of either name";
+  }
+  const auto thetas =
+      parse(with(kMistral, both + R"({"rope_type": "linear", "factor": 2.0, "rope_theta": 6.0})"));
+  ASSERT_FALSE(thetas);
+  EXPECT_NE(text_of(thetas.error()).find("rope_scaling.rope_theta contradict"), std::string::npos);
   const Result<ParsedConfigJson> ignored = parse_rope(
       R"({"rope_type": "longrope", "rope_theta": 7.0})", "rope_parameters", {"rope_parameters"});
   ASSERT_TRUE(ignored) << text_of(ignored.error());

@@ -64,9 +64,11 @@ bool is_other_weights(std::string_view name) {
          (name.starts_with("pytorch_model") && name.ends_with(".bin"));
 }
 
+constexpr std::string_view kPartial = ".partial";  // of weights that are being written
+
 // What an export that was killed leaves: in whole, or before it had written config.json.
 bool is_left_over(std::string_view name) {
-  return (name.starts_with("model") && name.ends_with(".partial")) ||
+  return (name.starts_with("model") && name.ends_with(kPartial)) ||
          (name.ends_with(".tmp") &&
           (name.starts_with("config.json.") || name.starts_with("generation_config.json.") ||
            name.starts_with("tokenizer.json.")));
@@ -342,7 +344,7 @@ class WeightsExport {
   }
 
   [[nodiscard]] std::string partial_of(std::size_t shard) const {
-    return path_of(shard_name(shard, shards_) + ".partial");
+    return path_of(shard_name(shard, shards_) + std::string(kPartial));
   }
 
   [[nodiscard]] Status write_file(std::size_t shard, const std::string& path) const {
@@ -384,12 +386,15 @@ class WeightsExport {
     return write_file_atomically(path_of(std::string(kWeightsIndexName)), index.dump(2) + "\n");
   }
 
-  // Weights that an earlier export has and this one has not.
+  // Weights that an earlier export has and this one has not, and what one that was killed has left.
   [[nodiscard]] Status remove_stale() const {
     HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(request_.dir));
     for (const std::string& name : names) {
       const bool weights = name == kWeightsName || is_sharded_weights(name);
-      if (weights && !is_new(name)) {
+      const bool unfinished = name.starts_with("model") && name.ends_with(kPartial);
+      const std::string_view whole =
+          unfinished ? std::string_view(name).substr(0, name.size() - kPartial.size()) : name;
+      if ((weights || unfinished) && !is_new(whole)) {
         HEADRACE_TRY(remove(name));
       }
     }

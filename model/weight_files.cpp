@@ -122,8 +122,12 @@ Status WeightFiles::open_shards(const std::string& dir) {
                        .with_hint("copy all shards of the model"));
       continue;
     }
-    HEADRACE_ASSIGN(SafetensorsFile file, SafetensorsFile::open(path));
-    HEADRACE_TRY(add(std::move(file)));
+    Result<SafetensorsFile> file = SafetensorsFile::open(path);
+    if (!file) {
+      problems.add(std::move(file).error());
+      continue;
+    }
+    HEADRACE_TRY(add(*std::move(file)));
   }
   HEADRACE_TRY(std::move(problems).status());
   for (const auto& [tensor, file] : index) {
