@@ -255,7 +255,7 @@ void speculate_where_worth_it(const ModelSpec& model,
                               const MachineProfile& machine,
                               PlanSettings& settings,
                               Candidate& best) {
-  constexpr double kWorthASlot = 0.97;
+  constexpr double kWorthASlot = 0.95;
   if (settings.purpose != Purpose::kTrain || settings.update || best.plan.lanes == 0 ||
       !settings.undo_slot.value_or(true) || drains_often(settings)) {
     return;
