@@ -102,58 +102,144 @@ Error unknown_form(const Json& line) {
   return corrupt_error("this is no example").with_hint(std::string(kForms));
 }
 
-// A place in the text: tokens before it that are known to be the whole's, then the tokens of the
-// bytes left up to it, which need not be.
+// A place in the text. `cut` comes before it: the tokens of the text up to there are known to be
+// the whole's. Those of the bytes between, alone, need not be.
 struct Place {
-  std::size_t known = 0;
-  std::size_t bytes = 0;
+  std::size_t offset = 0;
+  std::size_t cut = 0;
+  std::size_t known = 0;  // tokens up to the cut
   std::vector<std::int32_t> rest;
 };
 
-// How many of the tokens lie before a place; one that reaches beyond it counts as asked.
+// Where a place may be in decoded text: from `low`, up to where everything is what stands before
+// the place, to `high`, from where on everything is what stands behind it.
+struct Bounds {
+  std::size_t low = 0;
+  std::size_t high = 0;
+};
+
+bool is_inside_character(std::string_view text, std::size_t at) {
+  return at > 0 && at < text.size() && (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80U;
+}
+
+// A tokenizer that composes characters, adds spaces or takes them decodes to another text than it
+// was given, so that nothing can be counted in the bytes that it was given. All are decoded here.
+Bounds bounds_of(std::string_view whole, std::string_view before, std::string_view behind) {
+  const auto same = std::mismatch(whole.begin(), whole.end(), before.begin(), before.end());
+  const auto end = std::mismatch(whole.rbegin(), whole.rend(), behind.rbegin(), behind.rend());
+  Bounds bounds{.low = static_cast<std::size_t>(same.first - whole.begin()),
+                .high = static_cast<std::size_t>(whole.rend() - end.first)};
+  if (bounds.low < bounds.high) {  // two characters may share their first or last bytes
+    while (is_inside_character(whole, bounds.low)) {
+      --bounds.low;
+    }
+    while (is_inside_character(whole, bounds.high)) {
+      ++bounds.high;
+    }
+  }
+  return bounds;
+}
+
+// Tokens that begin before a place, and those that end before or at it.
+struct TokenCounts {
+  std::size_t begun = 0;
+  std::size_t ended = 0;
+};
+
+TokenCounts counts_at(std::span<const std::size_t> ends, std::size_t at) {
+  const auto ended = std::upper_bound(ends.begin(), ends.end(), at);
+  const auto count = static_cast<std::size_t>(ended - ends.begin());
+  const std::size_t end = count == 0 ? 0 : ends[count - 1];
+  return {.begun = count + (end < at ? 1 : 0), .ended = count};
+}
+
+Error untold_place(std::string_view text, std::size_t offset) {
+  return corrupt_error(
+             fmt::format("byte {} of the text, where what is learned begins or ends, is at no "
+                         "place in its tokens",
+                         offset))
+      .with_why(fmt::format(
+          "the tokenizer makes one of the characters on both sides, or changes spaces there ({} "
+          "bytes of text)",
+          text.size()))
+      .with_hint(
+          "leave the line out, or move the first or last characters of the completion to the "
+          "other side");
+}
+
+// How many of the tokens lie before a place; one that reaches beyond it counts as asked. `next` is
+// a later place whose cut is not before this one, or the end.
 Result<std::size_t> tokens_before(const Place& place,
+                                  const Place& next,
+                                  std::string_view text,
                                   std::span<const std::int32_t> tokens,
                                   const model::Tokenizer& tokenizer,
                                   bool count_crossing) {
-  const std::span<const std::int32_t> after = tokens.subspan(place.known);
+  const std::span<const std::int32_t> after = tokens.subspan(place.known, next.known - place.known);
   if (after.size() >= place.rest.size() &&
       std::equal(place.rest.begin(), place.rest.end(), after.begin())) {
     return place.known + place.rest.size();
   }
-  std::string text;
-  for (std::size_t count = 0; count < after.size(); ++count) {
-    HEADRACE_TRY(tokenizer.decode(after.subspan(count, 1), text));
-    if (text.size() > place.bytes) {
-      return place.known + count + (count_crossing ? 1 : 0);
-    }
+  std::string whole;
+  std::vector<std::size_t> ends;
+  for (std::size_t i = 0; i < after.size(); ++i) {
+    HEADRACE_TRY(tokenizer.decode(after.subspan(i, 1), whole));
+    ends.push_back(whole.size());
   }
-  return tokens.size();
+  std::string before;
+  HEADRACE_TRY(tokenizer.decode(place.rest, before));
+  std::vector<std::int32_t> behind_tokens;
+  std::string behind;
+  HEADRACE_TRY(tokenizer.encode(text.substr(place.offset, next.cut - place.offset), behind_tokens));
+  HEADRACE_TRY(tokenizer.decode(behind_tokens, behind));
+  const Bounds bounds = bounds_of(whole, before, behind);
+  const TokenCounts low = counts_at(ends, bounds.low);
+  const TokenCounts high = counts_at(ends, bounds.high);
+  // Made of both sides: one token holds all of it.
+  const bool is_fused = bounds.low < bounds.high && high.begun == low.ended + 1;
+  // Wherever it is between the two, it is the same one for the tokens.
+  const bool is_told =
+      bounds.low >= bounds.high && low.begun == high.begun && low.ended == high.ended;
+  if (!is_fused && !is_told) {
+    return untold_place(text, place.offset);
+  }
+  return place.known + (count_crossing ? high.begun : low.ended);
 }
 
 }  // namespace
 
 Result<SpannedTokens> encode_spans(const model::Tokenizer& tokenizer, const ChatText& text) {
   SpannedTokens out;
-  std::string_view left = text.text;
+  const std::string_view whole = text.text;
+  std::size_t done = 0;
   std::vector<Place> places;
   const auto go_to = [&](std::size_t offset) -> Status {
-    const std::string_view before = left.substr(0, offset - (text.text.size() - left.size()));
+    const std::string_view before = whole.substr(done, offset - done);
     const std::size_t cut = tokenizer.last_cut(before);
     HEADRACE_TRY(tokenizer.encode(before.substr(0, cut), out.tokens));
-    left.remove_prefix(cut);
+    done += cut;
     Place& place = places.emplace_back(
-        Place{.known = out.tokens.size(), .bytes = before.size() - cut, .rest = {}});
+        Place{.offset = offset, .cut = done, .known = out.tokens.size(), .rest = {}});
     return tokenizer.encode(before.substr(cut), place.rest);
   };
   for (const TextSpan& span : text.learned) {
     HEADRACE_TRY(go_to(span.begin));
     HEADRACE_TRY(go_to(span.end));
   }
-  HEADRACE_TRY(tokenizer.encode(left, out.tokens));
-  for (std::size_t i = 0; i < places.size(); i += 2) {
+  HEADRACE_TRY(tokenizer.encode(whole.substr(done), out.tokens));
+  places.push_back(
+      {.offset = whole.size(), .cut = whole.size(), .known = out.tokens.size(), .rest = {}});
+  const auto count_at = [&](std::size_t index, bool count_crossing) {
+    const Place& place = places[index];
+    const auto next = std::find_if(places.begin() + static_cast<std::ptrdiff_t>(index) + 1,
+                                   places.end(),
+                                   [&](const Place& other) { return other.cut >= place.offset; });
+    return tokens_before(place, *next, whole, out.tokens, tokenizer, count_crossing);
+  };
+  for (std::size_t i = 0; i + 1 < places.size(); i += 2) {
     TextSpan& span = out.spans.emplace_back();
-    HEADRACE_ASSIGN(span.begin, tokens_before(places[i], out.tokens, tokenizer, false));
-    HEADRACE_ASSIGN(span.end, tokens_before(places[i + 1], out.tokens, tokenizer, true));
+    HEADRACE_ASSIGN(span.begin, count_at(i, false));
+    HEADRACE_ASSIGN(span.end, count_at(i + 1, true));
   }
   return out;
 }

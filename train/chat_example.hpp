@@ -6,7 +6,8 @@
 //
 // A turn is learned with the token that ends it, not with what the template puts in front or after.
 // "weight": 0 beside a role keeps a turn from being learned. The tokens are those of the whole
-// text; one that reaches into what is learned counts as learned. Thread: const, any. Failure:
+// text; one that reaches into what is learned counts as learned. Where that cannot be told, since
+// the tokenizer changes the text there, is an error, never a guess. Thread: const, any. Failure:
 // Result, for whoever knows file and line.
 #pragma once
 

@@ -6,6 +6,8 @@
 #include "core/files.hpp"
 #include "core/json.hpp"
 #include "model/tokenizer.hpp"
+#include "model/tokenizers/bpe.hpp"
+#include "model/tokenizers/tokenizer_json.hpp"
 #include "train/chat_example.hpp"
 #include "train/chat_template.hpp"
 #include "train/test_folder.hpp"
@@ -135,6 +137,114 @@ TEST(ChatTemplate, DamagedTemplatesEnd) {
        {"", "{", "{{", "{%", "{{ '", "{{ '\\", "{{ 'a", "{% \"", "{{ }", "{#"}) {
     EXPECT_FALSE(ChatTemplate::recognise(jinja, kSpecials, "x")) << jinja;
   }
+}
+
+// A tokenizer whose tokens are bytes and what these merges make of them.
+struct MadeTokenizer {
+  std::vector<std::pair<std::string, std::string>> merges;
+  std::string pattern = "[^\\n]+|\\n";
+  bool nfc = false;
+  bool add_prefix_space = false;
+  bool lstrip = false;  // of the added token <x>
+  bool rstrip = false;
+
+  [[nodiscard]] std::unique_ptr<model::Tokenizer> make() const {
+    Json vocab = Json::object();
+    std::int64_t id = 0;
+    for (int byte = 0; byte < 256; ++byte) {
+      vocab.add(model::byte_level_text(std::string(1, static_cast<char>(byte))), id++);
+    }
+    Json pairs = Json::array();
+    for (const auto& [left, right] : merges) {
+      vocab.add(model::byte_level_text(left + right), id++);
+      pairs.push_back(model::byte_level_text(left) + " " + model::byte_level_text(right));
+    }
+    Json model = Json::object();
+    model.add("type", "BPE").add("vocab", vocab).add("merges", pairs);
+    Json added = Json::object();
+    added.add("id", id).add("content", "<x>").add("single_word", false).add("lstrip", lstrip);
+    added.add("rstrip", rstrip).add("normalized", false).add("special", true);
+    Json split = Json::object();
+    split.add("type", "Split").add("pattern", Json::object().add("Regex", pattern));
+    split.add("behavior", "Isolated").add("invert", false);
+    Json bytes = Json::object();
+    bytes.add("type", "ByteLevel").add("add_prefix_space", add_prefix_space);
+    bytes.add("trim_offsets", true).add("use_regex", false);
+    Json sequence = Json::object();
+    sequence.add("type", "Sequence");
+    sequence.add("pretokenizers", Json::array().push_back(split).push_back(bytes));
+    Json file = Json::object();
+    file.add("added_tokens", Json::array().push_back(added));
+    if (nfc) {
+      file.add("normalizer", Json::object().add("type", "NFC"));
+    }
+    file.add("pre_tokenizer", add_prefix_space ? bytes : sequence);
+    file.add("decoder", Json::object().add("type", "ByteLevel")).add("model", model);
+    auto made = model::parse_tokenizer_json(file.dump(), "made");
+    EXPECT_TRUE(made) << (made ? "" : made.error().what + made.error().why);
+    return std::move(made).value();
+  }
+
+  // The tokens' texts, with [ where what is learned begins and ] where it ends; "!": refused.
+  [[nodiscard]] std::string spans(const std::string& prompt,
+                                  const std::string& completion,
+                                  const std::string& more = "") const {
+    const auto tokenizer = make();
+    ChatText text;
+    text.add(prompt);
+    text.add(completion, true);
+    text.add(more);
+    const auto found = encode_spans(*tokenizer, text);
+    if (!found) {
+      EXPECT_EQ(found.error().code, ExitCode::kCorrupt);
+      return "!";
+    }
+    std::string shown;
+    for (std::size_t i = 0; i <= found->tokens.size(); ++i) {
+      shown += i == found->spans[0].begin ? "[" : "";
+      shown += i == found->spans[0].end ? "]" : "";
+      if (i < found->tokens.size()) {
+        EXPECT_TRUE(tokenizer->decode(std::span(found->tokens).subspan(i, 1), shown));
+        shown += '|';
+      }
+    }
+    return shown;
+  }
+};
+
+// A token of both sides makes the tokens of the prompt alone differ from the whole's.
+const std::pair<std::string, std::string> kAcross = {"a", "b"};
+
+TEST(ChatSpans, ACharacterThatIsComposedCountsAsItIsDecoded) {
+  const MadeTokenizer made{.merges = {kAcross, {"\xC3", "\xA9"}}, .nfc = true};
+  EXPECT_EQ(made.spans("e\u0301e\u0301a", "bcd"), "é|é|[ab|c|d|]");
+  EXPECT_EQ(made.spans("z", "e\u0301a", "bcd"), "z|[é|ab|]c|d|");
+  // One made of both sides reaches into what is learned.
+  EXPECT_EQ(made.spans("ze", "\u0301d"), "z|[é|d|]");
+  // In two tokens it is of neither side.
+  EXPECT_EQ(MadeTokenizer{.nfc = true}.spans("ze", "\u0301d"), "!");
+}
+
+TEST(ChatSpans, SpacesThatAreAddedAreNoneOfTheTexts) {
+  const MadeTokenizer made{.merges = {kAcross}, .add_prefix_space = true};
+  EXPECT_EQ(made.spans("c<x>zza", "bd"), " |c|<x>| |z|z|[ab|d|]");
+  EXPECT_EQ(made.spans("c", "<x>zza", "bd"), " |c|[<x>| |z|z|ab|]d|");
+}
+
+TEST(ChatSpans, SpacesThatAnAddedTokenTakesAreNotCounted) {
+  const MadeTokenizer behind{.merges = {kAcross}, .rstrip = true};
+  EXPECT_EQ(behind.spans("<x>   zza", "bdefg"), "<x>|z|z|[ab|d|e|f|g|]");
+  EXPECT_EQ(behind.spans("<x>", "   zz"), "<x>|[z|z|]");
+  const MadeTokenizer before{.merges = {kAcross}, .lstrip = true};
+  EXPECT_EQ(before.spans("c   ", "<x>d"), "c|[<x>|d|]");
+  EXPECT_EQ(before.spans("c", "d   ", "<x>e"), "c|[d|]<x>|e|");
+}
+
+TEST(ChatSpans, AnEndBetweenTwoTokensIsThere) {
+  // Two spaces are one token where nothing stands behind them.
+  const MadeTokenizer made{.merges = {{" ", " "}}, .pattern = "\\s+(?!\\S)|\\s|\\S+"};
+  EXPECT_EQ(made.spans("c", "d  ", "e"), "c|[d| | |]e|");
+  EXPECT_EQ(made.spans("d  ", "e"), "d| | |[e|]");
 }
 
 class ChatFiles : public TestFolder {};
