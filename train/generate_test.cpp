@@ -5,6 +5,7 @@
 
 #include <array>
 #include <cmath>
+#include <random>
 #include <vector>
 
 #include "train/stop_text.hpp"
@@ -77,6 +78,20 @@ TEST(Sampler, ADrawDependsOnSeedAndNumberOnly) {
   EXPECT_NE(first, other);
 }
 
+// What comes before the stop that is whole first, the longest of those.
+std::string until_stop(const std::string& text, const std::vector<std::string>& stops) {
+  for (std::size_t end = 1; end <= text.size(); ++end) {
+    std::size_t longest = 0;
+    for (const std::string& stop : stops) {
+      longest = text.substr(0, end).ends_with(stop) ? std::max(longest, stop.size()) : longest;
+    }
+    if (longest > 0) {
+      return text.substr(0, end - longest) + "|";
+    }
+  }
+  return text;
+}
+
 // What is shown, and "|" where it was stopped.
 std::string shown(const std::string& text, std::vector<std::string> stops, std::size_t piece) {
   StopText stop(std::move(stops));
@@ -85,6 +100,27 @@ std::string shown(const std::string& text, std::vector<std::string> stops, std::
     all += stop.push(text.substr(at, piece));
   }
   return all + (stop.stopped() ? "|" : stop.rest());
+}
+
+TEST(StopText, AnyTextAndAnyStopsGiveTheSameHoweverItIsCut) {
+  std::mt19937 random(1);
+  const auto text_of = [&](std::size_t longest) {
+    std::string text(1 + random() % longest, 'a');
+    for (char& character : text) {
+      character = static_cast<char>('a' + random() % 2);
+    }
+    return text;
+  };
+  for (int i = 0; i < 4000; ++i) {
+    std::vector<std::string> stops(1 + random() % 3);
+    for (std::string& stop : stops) {
+      stop = text_of(5);
+    }
+    const std::string text = text_of(12);
+    for (std::size_t piece = 1; piece <= text.size(); ++piece) {
+      ASSERT_EQ(shown(text, stops, piece), until_stop(text, stops)) << text << ' ' << piece;
+    }
+  }
 }
 
 TEST(StopText, TheFirstStopEndsTheTextHoweverItIsCut) {

@@ -1,6 +1,7 @@
 #include "train/stop_text.hpp"
 
 #include <algorithm>
+#include <optional>
 
 namespace headrace::train {
 
@@ -9,13 +10,17 @@ std::string StopText::push(std::string_view text) {
     return "";
   }
   held_ += text;
-  std::size_t found = std::string::npos;
+  std::optional<std::pair<std::size_t, std::size_t>> found;  // its end, and where it begins
   for (const std::string& stop : stops_) {
-    found = std::min(found, held_.find(stop));
+    const std::size_t at = held_.find(stop);
+    if (at != std::string::npos) {
+      const std::pair<std::size_t, std::size_t> place(at + stop.size(), at);
+      found = std::min(found.value_or(place), place);
+    }
   }
-  if (found != std::string::npos) {
+  if (found) {
     stopped_ = true;
-    held_.resize(found);
+    held_.resize(found->second);
     return rest();
   }
   const std::size_t begin = begins_at();

@@ -1,6 +1,8 @@
-// Finds the end of a text that comes in pieces: the first place where one of some texts stands.
+// Finds the end of a text that comes in pieces: before the one of some texts that is whole first.
+// Of those that are whole at the same place the longest counts.
 //
-// What may be the beginning of one is held back until it is known. Thread: one. Failure: none.
+// Invariant: what is shown does not depend on the pieces. What may be the beginning of one is held
+// back until it is known. Thread: one. Failure: none.
 #pragma once
 
 #include <string>
