@@ -3,15 +3,18 @@
 #include <fmt/format.h>
 #include <pthread.h>
 
+#include <exception>
+#include <new>
 #include <system_error>
+#include <utility>
 
 #include "core/assert.hpp"
 #include "core/log.hpp"
 
 namespace headrace::train {
 
-BatchesAhead::BatchesAhead(const TrainLoader& loader, const BatchSection& batch, Steps steps)
-    : loader_(loader),
+BatchesAhead::BatchesAhead(Fill fill, const BatchSection& batch, Steps steps)
+    : fill_(std::move(fill)),
       steps_(steps),
       batches_{StepBatch(batch), StepBatch(batch)},
       next_(steps.first),
@@ -20,7 +23,15 @@ BatchesAhead::BatchesAhead(const TrainLoader& loader, const BatchSection& batch,
 std::unique_ptr<BatchesAhead> BatchesAhead::start(const TrainLoader& loader,
                                                   const BatchSection& batch,
                                                   Steps steps) {
-  auto ahead = std::unique_ptr<BatchesAhead>(new BatchesAhead(loader, batch, steps));
+  return start([&loader](std::int64_t step, StepBatch& out) { return loader.fill(step, out); },
+               batch,
+               steps);
+}
+
+std::unique_ptr<BatchesAhead> BatchesAhead::start(Fill fill,
+                                                  const BatchSection& batch,
+                                                  Steps steps) {
+  auto ahead = std::unique_ptr<BatchesAhead>(new BatchesAhead(std::move(fill), batch, steps));
   try {
     ahead->thread_ = std::thread(&BatchesAhead::read_ahead, ahead.get());
   } catch (const std::system_error& error) {
@@ -45,6 +56,18 @@ StepBatch& BatchesAhead::batch_of(std::int64_t step) {
   return batches_.at(static_cast<std::size_t>(step % 2));
 }
 
+// Nothing that is thrown may leave the thread.
+Status BatchesAhead::fill(std::int64_t step) {
+  try {
+    return fill_(step, batch_of(step));
+  } catch (const std::bad_alloc&) {
+    return operating_error("data: out of memory while a batch is read")
+        .with_hint("lower batch.seq_len or batch.micro_batch, or give the process more memory");
+  } catch (const std::exception& exception) {
+    return operating_error("data: reading a batch failed").with_why(exception.what());
+  }
+}
+
 void BatchesAhead::read_ahead() {
   pthread_setname_np(pthread_self(), "hr-data");
   for (std::int64_t step = steps_.first; step < steps_.end; ++step) {
@@ -56,7 +79,7 @@ void BatchesAhead::read_ahead() {
         return;
       }
     }
-    Status status = loader_.fill(step, batch_of(step));
+    Status status = fill(step);
     const bool failed = !status;
     {
       const std::lock_guard lock(mutex_);
@@ -73,7 +96,7 @@ void BatchesAhead::read_ahead() {
 Result<const StepBatch*> BatchesAhead::take() {
   HEADRACE_ASSERT(next_ < steps_.end, "a batch of the run's steps is taken");
   if (!thread_.joinable()) {
-    HEADRACE_TRY(loader_.fill(next_, batch_of(next_)));
+    HEADRACE_TRY(fill(next_));
     return &batch_of(next_++);
   }
   std::unique_lock lock(mutex_);

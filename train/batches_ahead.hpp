@@ -2,12 +2,13 @@
 //
 // Invariant: `take` gives what TrainLoader::fill gives for the step, whatever the timing; memory is
 // two batches. Thread: one, which takes; the other one ends with the object. Failure: an error of
-// reading comes out at the step that it belongs to, and is the last.
+// reading, also one that was thrown, comes out at the step that it belongs to, and is the last.
 #pragma once
 
 #include <array>
 #include <condition_variable>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <thread>
@@ -24,7 +25,14 @@ class BatchesAhead {
     std::int64_t end = 0;  // none is read from here on
   };
 
-  // `loader` outlives the object. Where no thread can be had, `take` reads.
+  // Of the step with this number; it may throw.
+  using Fill = std::function<Status(std::int64_t step, StepBatch& batch)>;
+
+  // What `fill` works on outlives the object. Where no thread can be had, `take` reads.
+  [[nodiscard]] static std::unique_ptr<BatchesAhead> start(Fill fill,
+                                                           const BatchSection& batch,
+                                                           Steps steps);
+  // With the loader's.
   [[nodiscard]] static std::unique_ptr<BatchesAhead> start(const TrainLoader& loader,
                                                            const BatchSection& batch,
                                                            Steps steps);
@@ -36,11 +44,12 @@ class BatchesAhead {
   [[nodiscard]] Result<const StepBatch*> take();
 
  private:
-  BatchesAhead(const TrainLoader& loader, const BatchSection& batch, Steps steps);
+  BatchesAhead(Fill fill, const BatchSection& batch, Steps steps);
   void read_ahead();
+  [[nodiscard]] Status fill(std::int64_t step);
   [[nodiscard]] StepBatch& batch_of(std::int64_t step);
 
-  const TrainLoader& loader_;
+  Fill fill_;
   Steps steps_;
   std::array<StepBatch, 2> batches_;
   std::mutex mutex_;

@@ -101,5 +101,21 @@ TEST_F(BatchesAheadTest, AnErrorComesOutAtItsStep) {
   EXPECT_FALSE(ahead->take());
 }
 
+TEST_F(BatchesAheadTest, WhatIsThrownComesOutAsAnError) {
+  const auto fill = [](std::int64_t step, StepBatch&) -> Status {
+    if (step == 2) {
+      throw std::bad_alloc();
+    }
+    return {};
+  };
+  auto ahead = BatchesAhead::start(fill, small_batch(), {.first = 0, .end = 50});
+  ASSERT_TRUE(ahead->take());
+  ASSERT_TRUE(ahead->take());
+  const auto batch = ahead->take();
+  ASSERT_FALSE(batch);
+  EXPECT_EQ(batch.error().code, ExitCode::kOperating);
+  EXPECT_NE(batch.error().what.find("out of memory"), std::string::npos);
+}
+
 }  // namespace
 }  // namespace headrace::train
