@@ -21,6 +21,11 @@ namespace {
 constexpr std::string_view kBegin = "step-";
 constexpr std::string_view kEnd = ".bin";
 
+// What a process that was killed left of one.
+bool is_partial(std::string_view name) {
+  return name.starts_with(kBegin) && name.ends_with(TokenWriter::partial_of(std::string(kEnd)));
+}
+
 std::optional<std::int64_t> step_of(std::string_view name) {
   if (!name.starts_with(kBegin) || !name.ends_with(kEnd)) {
     return std::nullopt;
@@ -104,6 +109,12 @@ Result<std::string> save_skipped_batch(const std::string& folder,
 Status drop_skipped_batches(const std::string& folder, std::int64_t step) {
   if (!is_directory(folder)) {
     return {};
+  }
+  HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(folder));
+  for (const std::string& name : names) {
+    if (is_partial(name)) {
+      HEADRACE_TRY(remove_file(fmt::format("{}/{}", folder, name)));
+    }
   }
   HEADRACE_ASSIGN(const auto saved, saved_steps(folder));
   for (const auto& [saved_step, path] : saved) {

@@ -20,7 +20,8 @@ inline constexpr std::size_t kSkippedFilesMax = 16;
                                                      std::int64_t step,
                                                      const StepBatch& batch,
                                                      std::int64_t seq_len);
-// Takes away those of steps after `step`, which a run that begins there makes anew.
+// Takes away those of steps after `step`, which a run that begins there makes anew, and what a kill
+// left of one. The caller holds the run's lock.
 [[nodiscard]] Status drop_skipped_batches(const std::string& folder, std::int64_t step);
 
 }  // namespace headrace::train

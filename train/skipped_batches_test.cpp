@@ -64,6 +64,7 @@ TEST_F(SkippedBatches, TheNewestStayAndARunTakesAwayWhatItMakesAnew) {
     expected.push_back(fmt::format("step-{:08}.bin", step));
   }
   EXPECT_EQ(names(), expected);
+  write("skipped/step-00000007.bin.partial", "of a process that was killed");
   ASSERT_TRUE(drop_skipped_batches(path("skipped"), 18));
   expected.resize(expected.size() - 2);
   EXPECT_EQ(names(), expected);
