@@ -436,9 +436,14 @@ Status ChatTemplate::render_mistral(std::span<const ChatMessage> messages, ChatT
   out.add(bos_);
   for (std::size_t i = 0; i < messages.size(); ++i) {
     const ChatMessage& message = messages[i];
+    if (message.role == "system") {
+      return usage_error(fmt::format("message {} is of role 'system'", i + 1))
+          .with_why("this chat template has no system message")
+          .with_hint("put its text in front of the first user's");
+    }
     if (message.role != (i % 2 == 0 ? "user" : "assistant")) {
       return corrupt_error(fmt::format("message {} is of role '{}'", i + 1, message.role))
-          .with_why("this chat template has user and assistant in turn, and no system message");
+          .with_why("this chat template has user and assistant in turn");
     }
     if (message.role == "user") {
       out.add(fmt::format("[INST] {} [/INST]", message.content));

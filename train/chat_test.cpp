@@ -132,6 +132,25 @@ TEST(ChatTemplate, SpacesAndQuotesOfABlockChangeNothing) {
   EXPECT_FALSE(ChatTemplate::recognise(jinja, kSpecials, "x")) << jinja;
 }
 
+TEST(ChatTemplate, ASystemMessageThatATemplateLacksIsAnErrorOfUsage) {
+  const Json all = read_cases();
+  int seen = 0;
+  for (const Json& one : *all.as_array()) {
+    if (!text_of(one, "name").starts_with("mistral")) {
+      continue;
+    }
+    const auto made = ChatTemplate::recognise(text_of(one, "template"), kSpecials, "x");
+    const std::vector<ChatMessage> messages = {{.role = "system", .content = "s"},
+                                               {.role = "user", .content = "u"}};
+    const auto text = made->render(messages, true);
+    ASSERT_FALSE(text);
+    EXPECT_EQ(text.error().code, ExitCode::kUsage);
+    EXPECT_NE(text.error().why.find("no system message"), std::string::npos);
+    ++seen;
+  }
+  EXPECT_EQ(seen, 2);
+}
+
 TEST(ChatTemplate, DamagedTemplatesEnd) {
   for (const std::string jinja :
        {"", "{", "{{", "{%", "{{ '", "{{ '\\", "{{ 'a", "{% \"", "{{ }", "{#"}) {

@@ -48,7 +48,18 @@ void fuzz_template(std::string_view input) {
   }
   const std::vector<ChatMessage> messages = {{.role = "user", .content = "a"}};
   const auto text = made->render(messages, true);
-  require(!text || text->text.find('a') != std::string::npos);
+  // Every template that is recognised renders a single turn, and puts the answer last.
+  require(text.has_value() && text->learned.empty());
+  const std::vector<ChatMessage> answered = {
+      {.role = "user", .content = "a"}, {.role = "assistant", .content = "b", .learned = true}};
+  const auto whole = made->render(answered, false);
+  require(whole.has_value() && !whole->learned.empty());
+  std::string learned;
+  for (const TextSpan& span : whole->learned) {
+    require(span.begin <= span.end && span.end <= whole->text.size());
+    learned += whole->text.substr(span.begin, span.end - span.begin);
+  }
+  require(learned.ends_with("b" + made->turn_end()));
 }
 
 // For each template of the cases, with its tokenizer.
