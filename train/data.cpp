@@ -39,6 +39,10 @@ StepBatch::StepBatch(const BatchSection& batch)
     : tokens(static_cast<std::size_t>(rows_of_step(batch))),
       targets(static_cast<std::size_t>(rows_of_step(batch))) {}
 
+std::size_t step_batch_bytes(const BatchSection& batch) {
+  return 2 * sizeof(std::int32_t) * static_cast<std::size_t>(rows_of_step(batch));
+}
+
 TrainLoader::TrainLoader(Rows rows, Settings settings, std::int64_t row_tokens)
     : rows_(std::move(rows)),
       settings_(std::move(settings)),
@@ -54,6 +58,11 @@ Result<TrainLoader> TrainLoader::make(TokenSource& source, DataRange range, Sett
   const bool in_runs = settings.order == "sequential" && !source.is_chat();
   const std::int64_t row_tokens =
       settings.batch.seq_len * (in_runs ? settings.batch.micro_batch : 1);
+  if (settings.packed && !source.is_chat()) {
+    return usage_error("data.packing = \"wrapped\" is for chat files, and data.train is none")
+        .with_why("windows of other tokens go from one text to the next anyway")
+        .with_hint("leave out data.packing, or name a file of headrace tokenize --chat");
+  }
   HEADRACE_ASSIGN(Rows rows,
                   Rows::make(source, range, {.length = row_tokens, .packed = settings.packed}));
   return TrainLoader(std::move(rows), std::move(settings), row_tokens);

@@ -2,11 +2,11 @@
 //
 // A pure function of the settings and the step number, so that a resume needs the number only:
 //   shuffled    window w is the seq_len + 1 tokens at w * seq_len; an epoch is every window once,
-//   in
-//               the order of a Feistel permutation of (seed, epoch); the run is one long sequence
-//               of epochs, and a batch may span two.
+//               in the order of a Feistel permutation of (seed, epoch); the run is one long
+//               sequence of epochs, and a batch may span two.
 //   sequential  micro-batch i of the run is the B * T + 1 tokens at i * B * T, targets shifted by
 //               one, and wraps to the start when the next would not be whole, as llm.c does.
+//
 // Of chat files the rows of train/rows.hpp stand in place of windows: in both orders, sequential
 // ones in the files' order. Evaluation reads windows or rows in order; what is missing of the last
 // batch is masked (target -1).
@@ -35,6 +35,9 @@ struct StepBatch {
   std::vector<std::int32_t> targets;
   std::int64_t unmasked_targets = 0;
 };
+
+// Of a StepBatch.
+[[nodiscard]] std::size_t step_batch_bytes(const BatchSection& batch);
 
 class TrainLoader {
  public:

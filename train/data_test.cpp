@@ -350,5 +350,15 @@ TEST_F(LoaderTest, TheHeldOutTailIsNotTrainedOn) {
   EXPECT_EQ(split_tail({.first = 0, .count = 1001}, std::nullopt).train.count, 1001);
 }
 
+TEST(StepBatches, TheirMemoryIsWhatAPlanIsTold) {
+  BatchSection batch;
+  batch.micro_batch = 3;
+  batch.seq_len = 8;
+  batch.accumulate = 5;
+  const StepBatch made(batch);
+  EXPECT_EQ(step_batch_bytes(batch),
+            (made.tokens.size() + made.targets.size()) * sizeof made.tokens[0]);
+}
+
 }  // namespace
 }  // namespace headrace::train

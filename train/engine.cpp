@@ -19,6 +19,7 @@
 #include "scheduler/plan/refusal.hpp"
 #include "tiers/numa.hpp"
 #include "tiers/nvme/format.hpp"
+#include "train/data.hpp"
 #include "train/periodic_export.hpp"
 #include "train/plan_changes.hpp"
 #include "train/run_dir.hpp"
@@ -43,6 +44,19 @@ constexpr std::size_t kTraceEventsMax = 200'000;
 constexpr std::size_t kRacesShown = 5;
 // compute, h2d, d2h, host, the engine of the store, and the watchdog.
 constexpr int kQueueThreads = 6;
+
+// Step batches that are held at once: in use and read ahead, and that of an evaluation.
+std::size_t batches_of(plan::Purpose purpose) {
+  switch (purpose) {
+    case plan::Purpose::kTrain:
+      return 3;
+    case plan::Purpose::kEvaluate:
+      return 1;
+    case plan::Purpose::kGenerate:
+      break;
+  }
+  return 0;
+}
 
 bool environment_flag(const char* name) {
   const char* value = std::getenv(name);  // NOLINT(concurrency-mt-unsafe): nothing here sets it
@@ -351,6 +365,7 @@ Result<plan::PlanSettings> make_plan_settings(const RunConfig& config, const Pla
   set_budgets(config, memory, settings);
   HEADRACE_ASSIGN(const ProcessMemory process, process_memory());
   settings.process_bytes = static_cast<std::size_t>(process.used_bytes()) + kProcessGrowthBytes;
+  settings.process_bytes += batches_of(request.purpose) * step_batch_bytes(config.batch);
   settings.place = place_of(config);
   settings.lookahead = config.tiers.lookahead;
   settings.may_spill = config.tiers.spill_activations;

@@ -6,12 +6,14 @@
 
 #include "core/assert.hpp"
 #include "core/log.hpp"
+#include "train/interrupt.hpp"
 
 namespace headrace::train {
 namespace {
 
 // Tokens looked at together while rows without targets are sought.
 constexpr std::int64_t kLookTokens = 16384;
+constexpr std::int64_t kLookExamples = 4096;  // whose ends are read together
 
 Error too_little(const DataRange& range, const Rows::Settings& settings) {
   return usage_error(fmt::format("data: {} tokens are too few", range.count))
@@ -23,11 +25,55 @@ Error nothing_to_learn(std::int64_t examples, const Rows::Settings& settings) {
   return usage_error(fmt::format("data: {} examples, and none to train on", examples))
       .with_why(examples == 0
                     ? "the range of examples is empty"
-                    : fmt::format("in their first {} tokens is none to learn", settings.length))
+                    : fmt::format("in their first {} tokens is none to learn", settings.length + 1))
       .with_hint(examples == 0 ? "add data, or change eval.fraction" : "raise batch.seq_len");
 }
 
+Error no_target(const std::string& name) {
+  return corrupt_error(fmt::format("data: {} has no token to learn", name))
+      .with_why("every example of a chat file has one, which is not its first")
+      .with_hint("make the file again with headrace tokenize --chat");
+}
+
 }  // namespace
+
+// Looks at tokens from the first to the last, and reads many of them together.
+class Rows::Look {
+ public:
+  explicit Look(TokenSource& source) : source_(source) {}
+
+  // The first token is nobody's target.
+  Result<bool> has_target(DataRange tokens) {
+    const std::int64_t end = tokens.first + tokens.count;
+    for (std::int64_t at = tokens.first + 1; at < end;) {
+      if (at < first_ || at >= first_ + static_cast<std::int64_t>(words_.size())) {
+        HEADRACE_TRY(read(at));
+      }
+      const auto begin = words_.begin() + static_cast<std::ptrdiff_t>(at - first_);
+      const auto count = std::min<std::int64_t>(end - at, words_.end() - begin);
+      if (std::any_of(begin, begin + static_cast<std::ptrdiff_t>(count), is_learned)) {
+        return true;
+      }
+      at += count;
+    }
+    return false;
+  }
+
+ private:
+  Status read(std::int64_t at) {
+    if (interrupt_requested()) {
+      return make_error(ExitCode::kInterrupted, "interrupted")
+          .with_why("SIGINT or SIGTERM came while the rows of the data were sought");
+    }
+    first_ = at;
+    words_.resize(static_cast<std::size_t>(std::min(kLookTokens, source_.tokens() - at)));
+    return source_.read(at, words_);
+  }
+
+  TokenSource& source_;
+  std::int64_t first_ = 0;
+  std::vector<std::int32_t> words_;
+};
 
 Rows::Rows(TokenSource& source, DataRange range, Settings settings)
     : source_(&source), range_(range), settings_(settings) {}
@@ -54,19 +100,14 @@ Result<Rows> Rows::make(TokenSource& source, DataRange range, Settings settings)
 Status Rows::look_at_examples() {
   examples_ = true;
   std::int64_t cut = 0;
-  for (std::int64_t i = 0; i < range_.count; ++i) {
-    HEADRACE_ASSIGN(DataRange tokens, source_->example(range_.first + i));
-    // Short ones have a target; longer ones may have it in what is cut off.
-    if (tokens.count - 1 > settings_.length) {
-      cut += 1;
-      tokens.count = settings_.length + 1;
-      HEADRACE_ASSIGN(const bool learned, has_target(tokens));
-      if (!learned) {
-        left_out_.push_back(i);
-        continue;
-      }
+  std::vector<DataRange> together;
+  Look look(*source_);
+  for (std::int64_t first = 0; first < range_.count; first += kLookExamples) {
+    together.resize(static_cast<std::size_t>(std::min(kLookExamples, range_.count - first)));
+    HEADRACE_TRY(source_->examples(range_.first + first, together));
+    for (std::size_t i = 0; i < together.size(); ++i) {
+      HEADRACE_TRY(look_at_example(first + static_cast<std::int64_t>(i), together[i], look, cut));
     }
-    filled_ += tokens.count - 1;
   }
   count_ = range_.count - static_cast<std::int64_t>(left_out_.size());
   if (cut > 0) {
@@ -83,15 +124,32 @@ Status Rows::look_at_examples() {
   return {};
 }
 
+Status Rows::look_at_example(std::int64_t index, DataRange tokens, Look& look, std::int64_t& cut) {
+  const bool is_long = tokens.count - 1 > settings_.length;
+  cut += is_long ? 1 : 0;
+  tokens.count = std::min(tokens.count, settings_.length + 1);
+  HEADRACE_ASSIGN(const bool learned, look.has_target(tokens));
+  if (learned) {
+    filled_ += tokens.count - 1;
+    return {};
+  }
+  if (!is_long) {
+    return no_target(source_->example_name(range_.first + index));
+  }
+  left_out_.push_back(index);  // what is to learn is in what is cut off
+  return {};
+}
+
 Status Rows::look_at_windows() {
   HEADRACE_ASSIGN(const DataRange first, source_->example(range_.first));
   HEADRACE_ASSIGN(const DataRange last, source_->example(range_.first + range_.count - 1));
   range_ = {.first = first.first, .count = last.first + last.count - first.first};
   const std::int64_t windows = (range_.count - 2) / settings_.length + 1;
   count_ = windows;
+  Look look(*source_);
   for (std::int64_t window = 0; window < windows; ++window) {
     HEADRACE_ASSIGN(const DataRange tokens, tokens_of(window));
-    HEADRACE_ASSIGN(const bool learned, has_target(tokens));
+    HEADRACE_ASSIGN(const bool learned, look.has_target(tokens));
     if (learned) {
       filled_ += tokens.count - 1;
     } else {
@@ -100,19 +158,6 @@ Status Rows::look_at_windows() {
   }
   count_ = windows - static_cast<std::int64_t>(left_out_.size());
   return {};
-}
-
-// The first token is nobody's target.
-Result<bool> Rows::has_target(DataRange tokens) const {
-  std::vector<std::int32_t> words;
-  for (std::int64_t at = 1; at < tokens.count; at += kLookTokens) {
-    words.resize(static_cast<std::size_t>(std::min(kLookTokens, tokens.count - at)));
-    HEADRACE_TRY(source_->read(tokens.first + at, words));
-    if (std::any_of(words.begin(), words.end(), is_learned)) {
-      return true;
-    }
-  }
-  return false;
 }
 
 double Rows::filled_share() const {
@@ -168,10 +213,8 @@ Result<std::int64_t> Rows::read(std::int64_t row,
   std::fill(tokens.begin() + static_cast<std::ptrdiff_t>(inputs), tokens.end(), 0);
   std::fill(targets.begin() + static_cast<std::ptrdiff_t>(inputs), targets.end(), kMaskedTarget);
   if (learned == 0) {
-    return corrupt_error(fmt::format("data: {} has no token to learn",
-                                     examples_ ? source_->example_name(range_.first + number)
-                                               : fmt::format("window {}", number)))
-        .with_hint("make the file again with headrace tokenize --chat");
+    return no_target(examples_ ? source_->example_name(range_.first + number)
+                               : fmt::format("window {}", number));
   }
   return learned;
 }

@@ -1,16 +1,18 @@
 // The rows that data are cut into: inputs and targets of one sequence each.
 //
 //   tokens        row w is the length + 1 tokens at w * length; what is left at the end is not
-//   seen. chat files    row e is an example from its start, padded with masked targets; of an
-//   example that
-//                 is longer than length + 1 the rest is cut off.
+//                 seen.
+//   chat files    row e is an example from its start, padded with masked targets; of an example
+//                 that is longer than length + 1 the rest is cut off.
 //   packed chat   the examples' tokens one after the other as above, the last row padded; rows hold
 //                 several examples, which see one another, and cut them.
+//
 // Of chat files a target is masked where the token is not one to learn. Rows that would have no
 // target are left out, so that every row, and so every step, has one.
 //
 // Invariant: a row depends on data and settings only; memory is that of the rows left out, 8 bytes
-// each. Thread: any, with buffers of its own. Failure: Result; too little data is found by `make`.
+// each. Thread: any, with buffers of its own. Failure: Result; too little data, and an example
+// without a target, is found by `make`; an interrupt ends it with exit code 130.
 #pragma once
 
 #include <cstdint>
@@ -46,10 +48,14 @@ class Rows {
 
  private:
   Rows(TokenSource& source, DataRange range, Settings settings);
+  class Look;
   [[nodiscard]] Status look_at_examples();
+  [[nodiscard]] Status look_at_example(std::int64_t index,
+                                       DataRange tokens,
+                                       Look& look,
+                                       std::int64_t& cut);
   [[nodiscard]] Status look_at_windows();
   [[nodiscard]] Result<DataRange> tokens_of(std::int64_t row) const;
-  [[nodiscard]] Result<bool> has_target(DataRange tokens) const;
   [[nodiscard]] std::int64_t with_left_out(std::int64_t row) const;
 
   TokenSource* source_;

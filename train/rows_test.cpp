@@ -3,9 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <csignal>
+#include <cstdlib>
 #include <set>
 
 #include "train/data.hpp"
+#include "train/interrupt.hpp"
 #include "train/test_folder.hpp"
 #include "train/token_writer.hpp"
 
@@ -100,6 +103,63 @@ TEST_F(RowsTest, PackedRowsAreCutFromAllExamplesOneAfterTheOther) {
   ASSERT_EQ(tail->count(), 2);
   EXPECT_EQ(read_row(*tail, 0, 2), (Row{5, 6, -1, 7}));
   EXPECT_EQ(read_row(*tail, 1, 2), (Row{7, 8, -1, 9}));
+}
+
+TEST_F(RowsTest, AnExampleWithoutATargetIsNamedAtTheStart) {
+  auto source = open({chat("a", {{1, -2}, {-3, 4}, {5, 6, 7}})});
+  ASSERT_TRUE(source);
+  const auto rows = Rows::make(**source, (*source)->whole(), {.length = 3});
+  ASSERT_FALSE(rows);
+  EXPECT_EQ(rows.error().code, ExitCode::kCorrupt);
+  EXPECT_NE(rows.error().what.find("example 2 of"), std::string::npos);
+  EXPECT_TRUE(Rows::make(**source, {.first = 0, .count = 1}, {.length = 3}));
+}
+
+TEST_F(RowsTest, ManyExamplesInSeveralFilesAreFound) {
+  std::vector<std::string> files;
+  for (int file = 0; file < 3; ++file) {
+    files.push_back(chat(std::to_string(file), std::vector<Example>(5000, {file + 1, 9, -8})));
+  }
+  auto source = open(files);
+  ASSERT_TRUE(source);
+  const auto rows = Rows::make(**source, (*source)->whole(), {.length = 2});
+  ASSERT_TRUE(rows);
+  ASSERT_EQ(rows->count(), 15000);
+  for (const std::int64_t row : {0, 4095, 4999, 5000, 8192, 14999}) {
+    EXPECT_EQ(read_row(*rows, row, 2), (Row{static_cast<int>(row / 5000) + 1, 9, -1, 8}));
+  }
+}
+
+TEST_F(RowsTest, AnInterruptEndsTheLookAtTheData) {
+  const std::string file = chat("a", {{1, -2}});
+  const auto opens = [&] {
+    install_interrupt(InterruptMode::kPolled);
+    static_cast<void>(std::raise(SIGINT));
+    const auto source = open({file});
+    std::exit(source ? 0 : static_cast<int>(source.error().code));
+  };
+  EXPECT_EXIT(opens(), ::testing::ExitedWithCode(130), "");
+}
+
+TEST_F(RowsTest, PackingIsOfChatFiles) {
+  TokenOptions options;
+  options.vocab = 1000;
+  auto source =
+      TokenSource::open({write("t", llmc_bytes(std::vector<std::uint16_t>(9, 1), 9))}, options);
+  ASSERT_TRUE(source);
+  BatchSection batch;
+  batch.micro_batch = 1;
+  batch.seq_len = 2;
+  const auto loader = [&](bool packed) {
+    return TrainLoader::make(**source,
+                             (*source)->whole(),
+                             {.order = "shuffled", .batch = batch, .seed = 1, .packed = packed});
+  };
+  EXPECT_TRUE(loader(false));
+  const auto packed = loader(true);
+  ASSERT_FALSE(packed);
+  EXPECT_EQ(packed.error().code, ExitCode::kUsage);
+  EXPECT_NE(packed.error().what.find("data.packing"), std::string::npos);
 }
 
 // Against a list of what stays, for every set of rows left out.

@@ -18,6 +18,7 @@
 #include "core/log.hpp"
 #include "core/quantity.hpp"
 #include "core/unique.hpp"
+#include "train/interrupt.hpp"
 #include "train/token_writer.hpp"
 
 namespace headrace::train {
@@ -311,6 +312,7 @@ struct TokenSource::State {
   [[nodiscard]] Status check_kinds(const TokenOptions& options) const;
   [[nodiscard]] const TokenFile& file_of_example(std::int64_t index) const;
   Result<int> descriptor_of(std::size_t index);
+  Status read_index(const TokenFile& file, std::int64_t first, std::span<DataRange> out);
   Status read_stored(std::size_t index, std::int64_t first, std::span<std::int32_t> out);
 };
 
@@ -332,6 +334,10 @@ Status TokenSource::State::scan(const TokenFile& file, int descriptor, Hasher& h
     const std::size_t bytes =
         std::min<std::uint64_t>(buffer.size(), file.part_end(offset) - offset);
     const std::span<std::byte> chunk = std::span(buffer).first(bytes);
+    if (interrupt_requested()) {
+      return make_error(ExitCode::kInterrupted, "interrupted")
+          .with_why("SIGINT or SIGTERM came while the data were read for the first time");
+    }
     HEADRACE_TRY(read_data(descriptor, file.path, offset, chunk));
     hasher.update(chunk);
     if (offset >= file.tokens_end()) {
@@ -493,6 +499,27 @@ Status TokenSource::State::read_stored(std::size_t index,
   return {};
 }
 
+// An example begins where the one before it ends.
+Status TokenSource::State::read_index(const TokenFile& file,
+                                      std::int64_t first,
+                                      std::span<DataRange> out) {
+  HEADRACE_ASSIGN(const int descriptor,
+                  descriptor_of(static_cast<std::size_t>(&file - files.data())));
+  std::vector<std::int64_t> ends(out.size() + 1);
+  const std::size_t skipped = first == 0 ? 1 : 0;
+  const std::uint64_t offset =
+      file.tokens_end() + sizeof(std::int64_t) * (static_cast<std::uint64_t>(first) + skipped - 1);
+  HEADRACE_TRY(read_data(
+      descriptor, file.path, offset, std::as_writable_bytes(std::span(ends).subspan(skipped))));
+  for (std::size_t i = 0; i < out.size(); ++i) {
+    if (ends[i] < 0 || ends[i + 1] < ends[i] + 2 || ends[i + 1] > file.stored) {
+      return bad_index(file);
+    }
+    out[i] = {.first = file.begin + ends[i], .count = ends[i + 1] - ends[i]};
+  }
+  return {};
+}
+
 TokenSource::TokenSource(std::unique_ptr<State> state) : state_(std::move(state)) {}
 
 TokenSource::~TokenSource() = default;
@@ -544,24 +571,25 @@ std::string TokenSource::example_name(std::int64_t index) const {
 }
 
 Result<DataRange> TokenSource::example(std::int64_t index) {
+  DataRange range;
+  HEADRACE_TRY(examples(index, {&range, 1}));
+  return range;
+}
+
+Status TokenSource::examples(std::int64_t first, std::span<DataRange> out) {
   State& state = *state_;
   const std::lock_guard lock(state.mutex);
-  HEADRACE_ASSERT(index >= 0 && index < state.examples, "an example is one of the data's");
-  const TokenFile& file = state.file_of_example(index);
-  HEADRACE_ASSIGN(const int descriptor,
-                  state.descriptor_of(static_cast<std::size_t>(&file - state.files.data())));
-  // Where the one before ends, and this one.
-  std::array<std::int64_t, 2> ends = {};
-  const std::int64_t within = index - file.first_example;
-  const std::size_t skipped = within == 0 ? 1 : 0;
-  const std::uint64_t offset =
-      file.tokens_end() + sizeof(std::int64_t) * (static_cast<std::uint64_t>(within) + skipped - 1);
-  HEADRACE_TRY(read_data(
-      descriptor, file.path, offset, std::as_writable_bytes(std::span(ends).subspan(skipped))));
-  if (ends[0] < 0 || ends[1] < ends[0] + 2 || ends[1] > file.stored) {
-    return bad_index(file);
+  HEADRACE_ASSERT(first >= 0 && first + static_cast<std::int64_t>(out.size()) <= state.examples,
+                  "examples are those of the data");
+  while (!out.empty()) {
+    const TokenFile& file = state.file_of_example(first);
+    const std::int64_t within = first - file.first_example;
+    const auto count = std::min(out.size(), static_cast<std::size_t>(file.examples - within));
+    HEADRACE_TRY(state.read_index(file, within, out.first(count)));
+    out = out.subspan(count);
+    first += static_cast<std::int64_t>(count);
   }
-  return DataRange{.first = file.begin + ends[0], .count = ends[1] - ends[0]};
+  return {};
 }
 
 const DataIdentity& TokenSource::identity() const {

@@ -73,6 +73,8 @@ class TokenSource {
   [[nodiscard]] const DataIdentity& identity() const;
   // Tokens [first, first + out.size()); the range must lie within tokens().
   [[nodiscard]] Status read(std::int64_t first, std::span<std::int32_t> out);
+  // The tokens of examples [first, first + out.size()), each at least two; read together.
+  [[nodiscard]] Status examples(std::int64_t first, std::span<DataRange> out);
   // The tokens of an example, at least two.
   [[nodiscard]] Result<DataRange> example(std::int64_t index);
   // "example 7 of 'chat.bin'", counted from 1.
