@@ -5,6 +5,8 @@
 
 #include <csignal>
 #include <cstdlib>
+#include <filesystem>
+#include <iterator>
 #include <set>
 
 #include "train/data.hpp"
@@ -34,7 +36,7 @@ class RowsTest : public TestFolder {
       const auto length = static_cast<std::uint32_t>(words.size());
       EXPECT_TRUE((*writer)->append(
           {reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]}));
-      (*writer)->end_examples({&length, 1});
+      EXPECT_TRUE((*writer)->end_examples({&length, 1}));
     }
     EXPECT_TRUE((*writer)->finish());
     return path(name);
@@ -127,6 +129,35 @@ TEST_F(RowsTest, ManyExamplesInSeveralFilesAreFound) {
   ASSERT_EQ(rows->count(), 15000);
   for (const std::int64_t row : {0, 4095, 4999, 5000, 8192, 14999}) {
     EXPECT_EQ(read_row(*rows, row, 2), (Row{static_cast<int>(row / 5000) + 1, 9, -1, 8}));
+  }
+}
+
+TEST_F(RowsTest, ExamplesBeyondWhatTheWriterHoldsAreFound) {
+  constexpr std::int64_t kExamples = 3 * 65536 + 5;  // three times what it holds, and some
+  auto writer = TokenWriter::create(path("many"), TokenFormat::kChat, 4);
+  ASSERT_TRUE(writer);
+  std::vector<std::uint32_t> words;
+  std::vector<std::uint32_t> lengths;
+  for (std::int64_t i = 0; i < kExamples; ++i) {
+    lengths.push_back(static_cast<std::uint32_t>(2 + i % 3));
+    words.insert(words.end(), lengths.back() - 1, static_cast<std::uint32_t>(i % 999));
+    words.push_back(5U | kLearnedBit);
+  }
+  ASSERT_TRUE((*writer)->append(
+      {reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]}));
+  ASSERT_TRUE((*writer)->end_examples(lengths));
+  EXPECT_EQ(std::distance(std::filesystem::directory_iterator(path("")), {}), 1);
+  ASSERT_TRUE((*writer)->finish());
+  auto source = open({path("many")});
+  ASSERT_TRUE(source);
+  ASSERT_EQ((*source)->whole().count, kExamples);
+  std::vector<DataRange> found(kExamples);
+  ASSERT_TRUE((*source)->examples(0, found));
+  std::int64_t first = 0;
+  for (std::int64_t i = 0; i < kExamples; ++i) {
+    ASSERT_EQ(found[static_cast<std::size_t>(i)].first, first) << i;
+    ASSERT_EQ(found[static_cast<std::size_t>(i)].count, 2 + i % 3) << i;
+    first += 2 + i % 3;
   }
 }
 

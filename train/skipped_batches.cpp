@@ -95,7 +95,7 @@ Result<std::string> save_skipped_batch(const std::string& folder,
       HEADRACE_TRY(writer->append(
           {reinterpret_cast<const char*>(words.data()), words.size() * sizeof words[0]}));
       const auto length = static_cast<std::uint32_t>(words.size());
-      writer->end_examples({&length, 1});
+      HEADRACE_TRY(writer->end_examples({&length, 1}));
     }
   }
   HEADRACE_TRY(writer->finish());

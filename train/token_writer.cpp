@@ -18,6 +18,8 @@
 namespace headrace::train {
 namespace {
 
+constexpr std::size_t kEndsTogether = std::size_t{1} << 16U;  // of examples, held in memory
+
 Error writing_error(const std::string& path, int errno_value) {
   Error error = errno_error(fmt::format("cannot write '{}'", path), errno_value);
   if (errno_value == ENOSPC || errno_value == EDQUOT) {
@@ -92,10 +94,60 @@ Status TokenWriter::append(std::string_view bytes) {
   return {};
 }
 
-void TokenWriter::end_examples(std::span<const std::uint32_t> lengths) {
+Status TokenWriter::end_examples(std::span<const std::uint32_t> lengths) {
   for (const std::uint32_t length : lengths) {
-    ends_.push_back((ends_.empty() ? 0 : ends_.back()) + length);
+    last_end_ += length;
+    ends_.push_back(last_end_);
+    examples_ += 1;
+    if (ends_.size() == kEndsTogether) {
+      HEADRACE_TRY(write_ends());
+    }
   }
+  return {};
+}
+
+// Behind those that are in the file without a name.
+Status TokenWriter::write_ends() {
+  const std::string path = partial_ + ".ends";
+  if (!ends_file_) {
+    HEADRACE_ASSIGN(UniqueFd file, open_file(path, O_RDWR | O_CREAT | O_TRUNC));
+    if (::unlink(path.c_str()) != 0) {
+      return writing_error(path, errno);
+    }
+    ends_file_ = std::move(file);
+  }
+  if (Status status =
+          write_all(ends_file_.get(),
+                    {reinterpret_cast<const char*>(ends_.data()), ends_.size() * sizeof ends_[0]});
+      !status) {
+    Error error = std::move(status).error();
+    error.what = fmt::format("'{}': {}", path, error.what);
+    return error;
+  }
+  ends_.clear();
+  return {};
+}
+
+// Behind the tokens.
+Status TokenWriter::append_ends() {
+  const auto append_words = [&](const std::vector<std::uint64_t>& ends) -> Status {
+    Status status = write_all(
+        file_.get(), {reinterpret_cast<const char*>(ends.data()), ends.size() * sizeof ends[0]});
+    if (!status) {
+      Error error = std::move(status).error();
+      error.what = fmt::format("'{}': {}", partial_, error.what);
+      return error;
+    }
+    return {};
+  };
+  const std::uint64_t written = examples_ - ends_.size();
+  std::vector<std::uint64_t> part(written > 0 ? kEndsTogether : 0);
+  for (std::uint64_t at = 0; at < written; at += kEndsTogether) {
+    HEADRACE_TRY(read_exactly(
+        ends_file_.get(), std::as_writable_bytes(std::span(part)), at * sizeof(std::uint64_t)));
+    HEADRACE_TRY(append_words(part));
+  }
+  return append_words(ends_);
 }
 
 Status TokenWriter::write_header() {
@@ -104,9 +156,9 @@ Status TokenWriter::write_header() {
     bytes.assign(reinterpret_cast<const char*>(&header), sizeof header);
   };
   if (format_ == TokenFormat::kChat) {
-    HEADRACE_ASSERT(tokens_ == (ends_.empty() ? 0 : ends_.back()), "every token is of an example");
+    HEADRACE_ASSERT(tokens_ == last_end_, "every token is of an example");
     add(ChatHeader{.tokens = static_cast<std::int64_t>(tokens_),
-                   .examples = static_cast<std::int64_t>(ends_.size())});
+                   .examples = static_cast<std::int64_t>(examples_)});
   } else if (format_ == TokenFormat::kLlmc) {
     const bool wide = width_ == 4;
     add(std::array<std::int32_t, 3>{wide ? kLlmcMagicU32 : kLlmcMagicU16,
@@ -120,14 +172,7 @@ Status TokenWriter::write_header() {
 }
 
 Status TokenWriter::finish() {
-  if (Status status = write_all(
-          file_.get(),
-          {reinterpret_cast<const char*>(ends_.data()), ends_.size() * sizeof(std::uint64_t)});
-      !status) {
-    Error error = std::move(status).error();
-    error.what = fmt::format("'{}': {}", partial_, error.what);
-    return error;
-  }
+  HEADRACE_TRY(append_ends());
   HEADRACE_TRY(write_header());
   if (::fsync(file_.get()) != 0 || std::rename(partial_.c_str(), path_.c_str()) != 0) {
     return writing_error(path_, errno);

@@ -5,8 +5,9 @@
 // many tokens end with it. An example has at least two tokens, its first is not one to learn, and
 // another one is.
 // Invariant: the file has its name only when it is whole and on the disk; until then it is
-// PATH.partial, which goes away with a failure and which one process at a time writes. Thread: one
-// at a time. Failure: Result, with the path.
+// PATH.partial, which goes away with a failure and which one process at a time writes. The ends of
+// many examples wait in another file of that folder, which has no name; memory does not grow with
+// them. Thread: one at a time. Failure: Result, with the path.
 #pragma once
 
 #include <cstdint>
@@ -57,7 +58,7 @@ class TokenWriter {
   // Whole tokens, little-endian.
   [[nodiscard]] Status append(std::string_view bytes);
   // Of a chat file: the tokens just appended are these examples.
-  void end_examples(std::span<const std::uint32_t> lengths);
+  [[nodiscard]] Status end_examples(std::span<const std::uint32_t> lengths);
 
   [[nodiscard]] std::uint64_t tokens() const { return tokens_; }
 
@@ -68,14 +69,20 @@ class TokenWriter {
   TokenWriter(std::string path, TokenFormat format, int width);
   [[nodiscard]] Status begin();
   [[nodiscard]] Status write_header();
+  [[nodiscard]] Status write_ends();
+  [[nodiscard]] Status append_ends();
 
   std::string path_;
   std::string partial_;
   TokenFormat format_;
   int width_;
   std::uint64_t tokens_ = 0;
-  std::vector<std::uint64_t> ends_;  // of examples
+  std::uint64_t examples_ = 0;
+  std::uint64_t last_end_ = 0;  // of the examples so far
+  std::vector<std::uint64_t>
+      ends_;  // of examples; at most kEndsTogether, the rest are in ends_file_
   UniqueFd file_;
+  UniqueFd ends_file_;  // without a name; none as long as ends_ has room
 };
 
 }  // namespace headrace::train

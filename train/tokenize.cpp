@@ -328,8 +328,10 @@ Status run_pipeline(Reader& reader,
       return;
     }
     writing = encoded->status ? writer.append(encoded->bytes) : encoded->status;
+    if (writing) {
+      writing = writer.end_examples(encoded->lengths);
+    }
     failed = !writing;
-    writer.end_examples(encoded->lengths);
     result.learned += encoded->learned;
     result.documents += encoded->documents;
     result.text_bytes += encoded->text_bytes;
