@@ -65,6 +65,8 @@ Status BatchesAhead::fill(std::int64_t step) {
         .with_hint("lower batch.seq_len or batch.micro_batch, or give the process more memory");
   } catch (const std::exception& exception) {
     return operating_error("data: reading a batch failed").with_why(exception.what());
+  } catch (...) {
+    return operating_error("data: reading a batch failed with an unknown exception");
   }
 }
 
