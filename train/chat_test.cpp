@@ -241,7 +241,8 @@ TEST(ChatSpans, ACharacterThatIsComposedCountsAsItIsDecoded) {
   // One made of both sides reaches into what is learned.
   EXPECT_EQ(made.spans("ze", "\u0301d"), "z|[é|d|]");
   // In two tokens it is of neither side.
-  EXPECT_EQ(MadeTokenizer{.merges = {}, .nfc = true}.spans("ze", "\u0301d"), "!");
+  const MadeTokenizer bytes{.merges = {}, .nfc = true};
+  EXPECT_EQ(bytes.spans("ze", "\u0301d"), "!");
 }
 
 TEST(ChatSpans, SpacesThatAreAddedAreNoneOfTheTexts) {
