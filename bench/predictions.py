@@ -4,9 +4,10 @@
   bench/predictions.py BINARY [--cases NAME ...] [--steps 8] [--rounds 3] [--folder DIR]
 
 The cases take turns, a process each; a figure is the median over rounds of the median steady step,
-the first two steps and commits left out. Nothing is clipped, so that updates may be speculated. `of bound` is that time by the least that any schedule takes,
-`of order` by the least with updates in the run's order. Bytes are compared step by step. The store
-of a case is deleted after it. Prints one JSON line a measurement and a table at the end.
+the first two steps and commits left out. Nothing is clipped, so that updates may be speculated.
+`of bound` is that time by the least that any schedule takes, `of order` by the least with updates
+in the run's order. Bytes are compared step by step. The store of a case is deleted after it.
+Prints one JSON line a measurement and a table at the end.
 
 350m: 24 layers of 1024; 1.3b: 24 layers of 2048; both with the vocabulary and the tied head of
 GPT-2. Gradients in bf16 but for 124m. The largest needs 16 GB of disk and starts in a minute.

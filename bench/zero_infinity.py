@@ -6,9 +6,10 @@
 The peer is a script that trains the same shape with DeepSpeed's optimizer state on NVMe and prints
 its figures as a line `JSON{"step_s": ..., "rss_gb": ..., "loss_first": ...}`. Of its settings each
 takes its turn, and the fastest counts. Ours: everything in memory, and on NVMe with 1 GiB for the
-host: with updates as the planner chooses while no step is clipped, and held (the pace of a run that
-is clipped every step). One process a measurement, medians over rounds of the median step; ratios are of one round.
-Prints one JSON line a measurement and a table at the end. Needs 8 GB of disk and 12 GB of memory.
+host: with updates as the planner chooses while no step is clipped, and held (the pace of a run
+that is clipped every step). One process a measurement, medians over rounds of the median step;
+ratios are of one round. Prints one JSON line a measurement and a table at the end. Needs 8 GB of
+disk and 12 GB of memory.
 """
 import argparse
 import json
