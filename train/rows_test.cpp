@@ -119,6 +119,7 @@ TEST_F(RowsTest, AnExampleWithoutATargetIsNamedAtTheStart) {
 
 TEST_F(RowsTest, ManyExamplesInSeveralFilesAreFound) {
   std::vector<std::string> files;
+  files.reserve(3);
   for (int file = 0; file < 3; ++file) {
     files.push_back(chat(std::to_string(file), std::vector<Example>(5000, {file + 1, 9, -8})));
   }
