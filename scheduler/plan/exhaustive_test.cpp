@@ -51,7 +51,10 @@ std::vector<UnitChoice> all_of_a_unit(const PlanSettings& settings) {
     unit.master_in_memory = master;
     unit.state_home = state ? Home::kHost : Home::kNvme;
     if (settings.place && *settings.place != Home::kNvme) {
-      if (!master || !state) {
+      // What is at home on the device has its weights there.
+      if (!master || !state ||
+          (!pinned && *settings.place == Home::kDevice &&
+           (settings.separate_device || settings.format.decoded))) {
         continue;
       }
       unit.state_home = *settings.place;
