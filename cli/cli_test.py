@@ -557,6 +557,13 @@ def searches(world):
     world.report.equal("--tokens-per-step is kept", tokens, {256})
     world.fails("no multiple", USAGE, *words, "--search", "--tokens-per-step", "100", says=["96"])
     world.fails("without --search", USAGE, *words, "--tokens-per-step", "64", says=["--search"])
+    # Of a machine that has less than any run takes, whatever its budgets.
+    cache = pathlib.Path(world.headrace.environment["XDG_CACHE_HOME"])
+    text = (cache / "headrace" / "machine.toml").read_text()
+    small = world.folder / "small.toml"
+    small.write_text(re.sub(r"memory_bytes = \d+", "memory_bytes = 8388608", text, count=1))
+    world.fails("nothing that fits the machine", harness.DOES_NOT_FIT, *words, "--machine", small,
+                "--search", says=["are available"])
     stored = world.run("plan", world.config, "--set", "batch.traversal=layer-major", "--search",
                        "--json").json()
     numbers = [one["changes_numbers"] for one in stored["candidates"]]

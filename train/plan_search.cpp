@@ -254,8 +254,10 @@ Result<PlanSearch> search_plans(const PlanInputs& inputs,
   }
   PlanSearch search = searcher.take();
   if (search.ranked.empty()) {
-    HEADRACE_ASSIGN(const plan::Refusal refusal, refuse_run(inputs));
-    return plan::refusal_error(refusal);
+    Result<Planned> as_it_is =
+        make_planned(inputs.config, inputs.architecture, inputs.machine, inputs.request);
+    HEADRACE_ASSERT(!as_it_is, "the run as it is was the first that did not fit");
+    return std::move(as_it_is).error();
   }
   return search;
 }

@@ -222,16 +222,14 @@ class Finder {
   }
 
   void find(Refusal& refusal) {
-    // Without that a large model would be laid out hundreds of times for nothing.
-    const Trial all = with_all_changes();
-    if (!fits(all) && !with_larger_budgets(all) && !with_larger_budgets(start_)) {
-      refusal.least_bytes = least_arenas(all);
-      refusal.machine_bytes = machine_bytes(start_.settings);
-      return;
-    }
     if (const auto raised = with_larger_budgets(start_)) {
       ways_.push_back(*raised);
       budgets_help_ = true;
+    } else if (const Trial all = with_all_changes(); !fits(all) && !with_larger_budgets(all)) {
+      // Less helps even less. A large model would be laid out hundreds of times to see that.
+      refusal.least_bytes = least_arenas(all);
+      refusal.machine_bytes = machine_bytes(start_.settings);
+      return;
     }
     std::vector<std::vector<Change>> left;
     for (const std::vector<Change>& group : groups_) {

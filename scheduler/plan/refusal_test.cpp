@@ -186,6 +186,12 @@ TEST(Plan, ChangesOfTheCallerAreTriedFromTheMildestOn) {
   EXPECT_TRUE(found->changes_numbers);
 }
 
+TEST(Plan, NothingIsSoughtWhereNothingIsMissing) {
+  const ModelSpec model = make_model(256, 6, 3000, false, 1);
+  EXPECT_FALSE(refuse(model, roomy()).tiers.empty());
+  EXPECT_TRUE(refuse(model, roomy()).ways.empty());
+}
+
 TEST(Plan, OnlyTheBudgetThatIsTooSmallIsInTheHint) {
   PlanSettings settings = roomy();
   settings.host_memory_bytes = settings.host_available_bytes;  // as "auto" resolves
