@@ -91,13 +91,35 @@ TEST(Properties, PeaksStayWithinBudgetsAndWhatFitsIsPlanned) {
   }
 }
 
+// Recomputing is dear, the drive fast, and of the memory for everything some activations lack
+// theirs, while nothing else gives way.
+void make_spilling_pay(RandomCase& one, std::mt19937_64& random) {
+  one.machine.gemm_fp32_flops_per_s = 1e8;
+  one.machine.nvme_read_bytes_per_s = one.machine.nvme_write_bytes_per_s = 1e11;
+  one.machine.nvme_mixed_bytes_per_s = 0;
+  PlanSettings& settings = one.settings;
+  settings.place = settings.separate_device ? Home::kDevice : Home::kHost;
+  const auto all = make_plan(one.model, ample(settings), one.machine);
+  ASSERT_TRUE(all);
+  double saved = 0;
+  for (const Buffer& buffer : all->buffers) {
+    saved += buffer.name.starts_with("saved.") ? static_cast<double>(buffer.bytes) : 0;
+  }
+  const auto lacking = static_cast<std::size_t>(0.6 * uniform(random) * saved);
+  settings.host_memory_bytes = all->host_arena_bytes;
+  if (settings.separate_device) {
+    settings.host_memory_bytes += lacking;  // where they wait
+    settings.device_memory_bytes = all->device_arena_bytes - lacking;
+  } else {
+    settings.host_memory_bytes -= lacking;
+  }
+}
+
 TEST(Properties, EveryAccessFindsItsDataInAnyOrderThatWaitsAllow) {
   int planned = 0, spilling = 0;
   for_each_case(450, 6, [&](RandomCase one, std::mt19937_64& random) {
-    if (random() % 2 == 0) {  // recomputing is dear, and the drive fast
-      one.machine.gemm_fp32_flops_per_s = 1e8;
-      one.machine.nvme_read_bytes_per_s = one.machine.nvme_write_bytes_per_s = 1e11;
-      one.machine.nvme_mixed_bytes_per_s = 0;
+    if (random() % 3 == 0) {
+      make_spilling_pay(one, random);
     }
     const auto plan = make_plan(one.model, one.settings, one.machine);
     if (!plan) {
@@ -121,7 +143,8 @@ TEST(Properties, EveryAccessFindsItsDataInAnyOrderThatWaitsAllow) {
   });
   if (kPart == 1) {
     EXPECT_GT(planned, 200);
-    EXPECT_GT(spilling, 1) << planned;
+    EXPECT_GT(spilling, 10) << planned;
+    std::cout << spilling << " of " << planned << " spill\n";
   }
 }
 
