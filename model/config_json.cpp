@@ -532,7 +532,7 @@ class Parser {
     if (value.as_int().value_or(-1) >= 0) {
       result_.notes.push_back(fmt::format(
           "'{}': pad_token_id = {}: transformers gives its row no gradient where it is an input, "
-          "here it is trained like any other; losses of a model that is not trained are the same",
+          "here it is trained like any other; evaluation and generation are the same",
           source_.path,
           value.dump()));
     }

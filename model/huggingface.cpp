@@ -66,9 +66,13 @@ bool is_other_weights(std::string_view name) {
 
 constexpr std::string_view kPartial = ".partial";  // of weights that are being written
 
+bool is_unfinished_weights(std::string_view name) {
+  return name.starts_with("model") && name.ends_with(kPartial);
+}
+
 // What an export that was killed leaves: in whole, or before it had written config.json.
 bool is_left_over(std::string_view name) {
-  return (name.starts_with("model") && name.ends_with(kPartial)) ||
+  return is_unfinished_weights(name) ||
          (name.ends_with(".tmp") &&
           (name.starts_with("config.json.") || name.starts_with("generation_config.json.") ||
            name.starts_with("tokenizer.json.")));
@@ -391,9 +395,9 @@ class WeightsExport {
     HEADRACE_ASSIGN(const std::vector<std::string> names, list_directory(request_.dir));
     for (const std::string& name : names) {
       const bool weights = name == kWeightsName || is_sharded_weights(name);
-      const bool unfinished = name.starts_with("model") && name.ends_with(kPartial);
+      const bool unfinished = is_unfinished_weights(name);
       const std::string_view whole =
-          unfinished ? std::string_view(name).substr(0, name.size() - kPartial.size()) : name;
+          std::string_view(name).substr(0, name.size() - (unfinished ? kPartial.size() : 0));
       if ((weights || unfinished) && !is_new(whole)) {
         HEADRACE_TRY(remove(name));
       }

@@ -332,6 +332,13 @@ TEST(HuggingFace, AnIndexAndItsShardsMustAgree) {
   EXPECT_NE(refusal().find("both hold tensor"), std::string::npos);
   directory.weight_map = whole;
   directory.write_index();
+  // All that is wrong with them is told at once.
+  std::filesystem::resize_file(directory.path() + "/model-0.safetensors", 4);
+  std::filesystem::remove(directory.path() + "/model-5.safetensors");
+  const std::string all = refusal();
+  EXPECT_NE(all.find("model-0.safetensors"), std::string::npos) << all;
+  EXPECT_NE(all.find("model-5.safetensors"), std::string::npos) << all;
+  directory.write_shards(5);
   std::filesystem::remove(directory.path() + "/model-5.safetensors");
   EXPECT_NE(refusal().find("model-5.safetensors': there is no such file"), std::string::npos);
   std::ofstream(directory.path() + "/model.safetensors.index.json") << "{";

@@ -56,7 +56,7 @@ StepBatch& BatchesAhead::batch_of(std::int64_t step) {
   return batches_.at(static_cast<std::size_t>(step % 2));
 }
 
-// Nothing that is thrown may leave the thread.
+// An exception must not leave the thread: it would end the process without a word.
 Status BatchesAhead::fill(std::int64_t step) {
   try {
     return fill_(step, batch_of(step));
@@ -65,8 +65,6 @@ Status BatchesAhead::fill(std::int64_t step) {
         .with_hint("lower batch.seq_len or batch.micro_batch, or give the process more memory");
   } catch (const std::exception& exception) {
     return operating_error("data: reading a batch failed").with_why(exception.what());
-  } catch (...) {
-    return operating_error("data: reading a batch failed with an unknown exception");
   }
 }
 
