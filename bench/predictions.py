@@ -37,6 +37,7 @@ CASES = {
     "1.3b 4GiB q8": SMALL + ['optim.state="q8"'],
     "1.3b 4GiB fp32": SMALL,
     "1.3b 4GiB fp32 held": SMALL + ['optim.update="held"'],
+    "1.3b 4GiB fp32 speculative": SMALL + ['optim.update="speculative"'],
     "1.3b 4GiB fp32 after-backward": SMALL + ['optim.update="after-backward"'],
 }
 WARMUP = 2
